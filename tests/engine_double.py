@@ -69,9 +69,10 @@ class _TextRequest(Request):
     cached: int = 0
     cache: int = 0
     recorded: Sequence[int] = ()
+    salt: int | None = None
 
     def name(self, block: int, size: int) -> Hashable:
-        return tuple(self.ids[: (block + 1) * size])
+        return self.salt, *self.ids[: (block + 1) * size]
 
 
 class _Passes(ReferenceEngine):
@@ -124,10 +125,16 @@ class EngineDouble:
         pass
 
     def add(
-        self, request_id: str, prompt_ids: Sequence[int], tokens: int, recorded: Sequence[int] = ()
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        tokens: int,
+        recorded: Sequence[int] = (),
+        salt: int | None = None,
     ) -> None:
         assert request_id not in self._requests and tokens > 0
         request = _TextRequest(len(prompt_ids), tokens, ids=list(prompt_ids), recorded=recorded)
+        request.salt = salt
         self._passes.queue.append(request)
         self._requests[request_id] = request
 

@@ -25,23 +25,19 @@ STEPS, WARMUP_STEPS, UPDATES = (
 )  # of batches, simulated and left out; weight syncs of a batch
 
 
+SYSTEMS = {"sync": "sync", "colocate": "colocate_async", "separate": "separate_async"}
+
+
 def scenario(inputs: Inputs, mode: str) -> Scenario:
     """Return a run: everything that the page says of it is put together here."""
     each = UPDATES if mode == "separate" else 1
-    system: dict[str, Any] = {"name": "verl_colocated", **named(inputs, "minibatches", "log_probs")}
-    if mode == "colocate":
-        system |= {"name": "april", "over_sampling": 1 + inputs["warmup_batches"]}
-    elif (
-        mode == "separate"
-    ):  # an update is a mini-batch, and the weights are published after as many as make a batch
-        system = {
-            "name": "verl_fully_async",
-            "sync_step": inputs["minibatches"],
-            "mini_batch": inputs["prompts"] // inputs["minibatches"],
-            "staleness": inputs["warmup_batches"],
-            "per_replica": inputs["prompts"],
-            **named(inputs, "rollout_share", "log_probs"),
-        }
+    system: dict[str, Any] = {"name": f"verl_v1_{SYSTEMS[mode]}", **named(inputs, "log_probs")}
+    if mode != "sync":
+        system |= named(inputs, "warmup_batches")
+    if mode == "separate":  # an update is a mini-batch
+        system |= {"sync_step": inputs["minibatches"], **named(inputs, "rollout_share")}
+    else:
+        system |= named(inputs, "minibatches")
     return run_of(
         inputs,
         system,
@@ -62,9 +58,14 @@ def scenario(inputs: Inputs, mode: str) -> Scenario:
             "sequence_parallel": inputs["train_cp"],
             "expert_parallel": inputs["train_ep"],
             "tokens_per_microbatch": inputs["prompt_cap_tokens"] + inputs["cap_tokens"],
-            **named(inputs, "recompute", "switch_s", "reward_s", "expert_imbalance"),
+            "microbatching": "fixed",
+            **named(inputs, "sequences_per_microbatch", "remove_padding", "padded_to"),
+            **named(inputs, "recompute", "switch_s", "reward_s", "expert_imbalance", "weight_sync"),
         },
-        engine=named(inputs, "gpu_memory_utilization"),
+        engine={
+            "log_probs": inputs["engine_log_probs"],
+            **named(inputs, "gpu_memory_utilization"),
+        },
         framework=inputs["framework"],
     )
 

@@ -22,9 +22,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from simrl.errors import InputError, StoppedError
+from simrl.runtime.worker import LoadMode
 from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, VllmEngine, explained
 
@@ -35,7 +36,8 @@ REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 sa
 
 class Begin(NamedTuple):
     """Start a request: generate `tokens` tokens after `prompt_ids` and the earlier `token_ids`.
-    `forced` is for a drafter whose acceptance is forced."""
+    `forced` is for a drafter whose acceptance is forced. A request with a `salt` finds prefixes of
+    requests with an equal one alone."""
 
     number: int
     prompt_id: int
@@ -43,6 +45,7 @@ class Begin(NamedTuple):
     token_ids: tuple[int, ...]
     tokens: int
     forced: Forced | None = None
+    salt: int | None = None
 
 
 class Abort(NamedTuple):
@@ -52,13 +55,15 @@ class Abort(NamedTuple):
 
 
 class LoadWeights(NamedTuple):
-    """Load weights from a folder; the load takes `held_s` longer than needed."""
+    """Load weights from a folder; the load takes `held_s` longer than needed. With a `retry_s`,
+    requests that recompute or start over are aborted, and come back so long afterwards."""
 
     key: int
     version: int
     folder: str
-    running: Literal["recompute", "keep", "drain"]
+    running: LoadMode
     held_s: float
+    retry_s: float = 0.0
 
 
 class Watch(NamedTuple):
@@ -155,12 +160,14 @@ class Ended(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """Weights were loaded; no token was generated meanwhile."""
+    """Weights were loaded; no token was generated meanwhile. `aborted` are the requests that come
+    back later: `Begun` says when."""
 
     key: int
     version: int
     started_s: float
     finished_s: float
+    aborted: tuple[int, ...] = ()
 
 
 class Reached(NamedTuple):
@@ -196,16 +203,24 @@ class Channel(Protocol):
 
 @dataclass
 class _RunningRequest:
-    number: int
+    begin: Begin
     request_id: str
-    have: int  # tokens of the response
+    token_ids: list[int]  # of the response
     unreported: list[int] = field(default_factory=list)
     first_s: float | None = None
     told_first: bool = False
     watches: list[tuple[int, int]] = field(default_factory=list)  # tokens, key
     drafts: list[int] = field(
         default_factory=lambda: [0, 0, 0, 0]
-    )  # of vLLM's own drafter, as in `Ended`
+    )  # as in `Ended`: of vLLM's own drafter, or of simrl's before the request was aborted
+
+    @property
+    def number(self) -> int:
+        return self.begin.number
+
+    @property
+    def have(self) -> int:
+        return len(self.token_ids)
 
 
 class Host:
@@ -217,6 +232,8 @@ class Host:
         self._requests: dict[int, _RunningRequest] = {}
         self._by_engine_id: dict[str, _RunningRequest] = {}
         self._loads: deque[LoadWeights] = deque()
+        # Aborted requests, and the time at which each comes back.
+        self._aborted: deque[tuple[float, _RunningRequest]] = deque()
         self._reports: list[Report] = []
         self._reported_s = time.monotonic()
         self._slowdown = 1.0
@@ -236,20 +253,26 @@ class Host:
         loaded = (
             self._load_what_may()
         )  # if the last step drained the engine: before the commands of this boundary
-        self._take_commands(wait=not (self._requests or self._loads or loaded))
+        self._take_commands(wait=not (self._by_engine_id or self._loads or loaded))
+        self._send_again()
         while not self.closed and self._load_what_may():
             self._take_commands(wait=False)  # those that arrived during the load
         if self.closed:
             return
         self._send_what_is_waited_for()
-        if self._requests:
+        if self._by_engine_id:
             self._step()
         if self._reports or time.monotonic() - self._reported_s > REPORT_EVERY_S:
             self._report()
 
     def _take_commands(self, wait: bool) -> None:
-        """Carry out all commands that have arrived; with `wait`, wait for the first."""
-        while not self.closed and self._channel.poll(None if wait else 0.0):
+        """Carry out all commands that have arrived; with `wait`, wait for the first, or until a
+        request comes back, or a sign of life is due."""
+        most_s = None
+        if self._aborted:
+            due_s = self._aborted[0][0] - time.monotonic()
+            most_s = min(max(due_s, 0.0), REPORT_EVERY_S)
+        while not self.closed and self._channel.poll(most_s if wait else 0.0):
             for command in self._channel.recv():
                 self._carry_out(command)
             wait = False
@@ -260,7 +283,7 @@ class Host:
                 self._begin(command)
             case Abort(number):
                 if number in self._requests:
-                    self._engine.abort(self._requests[number].request_id)
+                    self._abort(self._requests[number])
                     self._end(self._requests[number], time.monotonic(), whole=False)
                     self._load_what_may()
             case LoadWeights():
@@ -288,23 +311,61 @@ class Host:
                 self.closed = True
 
     def _begin(self, command: Begin) -> None:
+        request = _RunningRequest(command, "", list(command.token_ids))
+        self._requests[command.number] = request
+        self._add(request)
+
+    def _add(self, request: _RunningRequest) -> None:
+        """Add a request to the engine, with the tokens that it has."""
         self._begun += 1
-        request_id = f"{command.number}.{self._begun}"
-        request = _RunningRequest(command.number, request_id, len(command.token_ids))
-        self._requests[command.number] = self._by_engine_id[request_id] = request
+        begin, had = request.begin, tuple(request.token_ids)
+        request.request_id = request_id = f"{begin.number}.{self._begun}"
+        self._by_engine_id[request_id] = request
         if (drafter := self._engine.drafter) is not None:
-            drafter.begins(
-                request_id, command.prompt_id, command.prompt_ids, command.token_ids, command.forced
-            )
-        recorded = command.forced.recorded[len(command.token_ids) :] if command.forced else ()
+            drafter.begins(request_id, begin.prompt_id, begin.prompt_ids, had, begin.forced)
+        recorded = begin.forced.recorded[len(had) :] if begin.forced else ()
         follows = self._engine.settings.recorded
+        tokens = len(begin.token_ids) + begin.tokens - len(had)
         self._engine.add(
             request_id,
-            command.prompt_ids + command.token_ids,
-            command.tokens,
+            begin.prompt_ids + had,
+            tokens,
             recorded if follows else (),
+            begin.salt,
         )
-        self._reports.append(Begun(command.number, time.monotonic()))
+        self._reports.append(Begun(begin.number, time.monotonic()))
+
+    def _abort(self, request: _RunningRequest) -> None:
+        """Take a request out of the engine, if it is there, and keep its counts of drafts."""
+        if self._by_engine_id.pop(request.request_id, None) is None:
+            self._aborted = deque(entry for entry in self._aborted if entry[1] is not request)
+            return
+        self._engine.abort(request.request_id)
+        if (drafter := self._engine.drafter) is not None:
+            counts = drafter.ends(request.request_id)
+            request.drafts = [a + b for a, b in zip(request.drafts, counts, strict=True)]
+
+    def _abort_all(self, load: LoadWeights, now_s: float) -> tuple[int, ...]:
+        """Abort all requests, if the load lets them come back later or start over. Return their
+        numbers."""
+        starts_over = load.running == "start_over"
+        if not starts_over and (load.running != "recompute" or load.retry_s == 0):
+            return ()
+        aborted = list(self._by_engine_id.values())
+        for request in aborted:
+            self._abort(request)
+            if starts_over:
+                request.begin = request.begin._replace(
+                    token_ids=(), tokens=request.begin.tokens + len(request.begin.token_ids)
+                )
+                request.token_ids, request.first_s, request.told_first = [], None, False
+            self._aborted.append((now_s + load.retry_s, request))
+        return tuple(request.number for request in aborted)
+
+    def _send_again(self) -> None:
+        """Add aborted requests to the engine whose time has come."""
+        while self._aborted and self._aborted[0][0] <= time.monotonic():
+            self._add(self._aborted.popleft()[1])
 
     def _step(self) -> None:
         started_s = time.monotonic()
@@ -318,10 +379,10 @@ class Host:
                 continue
             if request.first_s is None and gained.token_ids:
                 request.first_s = now_s
-            if gained.draft_tokens:
+            if gained.draft_tokens and self._engine.drafter is None:
                 _count(request.drafts, gained.draft_tokens, len(gained.token_ids))
             request.unreported += gained.token_ids
-            request.have += len(gained.token_ids)
+            request.token_ids += gained.token_ids
             if request.watches:
                 self._tell_watches(request, now_s)
             if gained.finished:
@@ -337,6 +398,7 @@ class Host:
             for request in self._requests.values():
                 self._tell_tokens(request, now_s)
             self._send_what_is_waited_for()
+            aborted = self._abort_all(load, now_s)
             if load.running != "keep":
                 self._engine.recompute_running()
             self._engine.load_weights(load.folder)
@@ -344,13 +406,14 @@ class Host:
                 time.sleep(load.held_s)
             if self._engine.drafter is not None:
                 self._engine.drafter.new_rollout()
-            self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic()))
+            self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic(), aborted))
+            self._send_again()
         self._engine.admit(not self._loads)
         return len(self._loads) < waiting
 
     def _reset(self, command: Reset) -> None:
         for request in list(self._requests.values()):
-            self._engine.abort(request.request_id)
+            self._abort(request)
             self._forget(request)
         self._loads.clear()
         self._engine.admit(True)
@@ -374,8 +437,9 @@ class Host:
         self._forget(request)
 
     def _forget(self, request: _RunningRequest) -> None:
-        del self._requests[request.number], self._by_engine_id[request.request_id]
-        if self._engine.drafter is not None:
+        del self._requests[request.number]
+        in_engine = self._by_engine_id.pop(request.request_id, None) is not None
+        if in_engine and self._engine.drafter is not None:
             self._engine.drafter.ends(request.request_id)
 
     def _tell_tokens(self, request: _RunningRequest, now_s: float) -> None:
@@ -393,8 +457,10 @@ class Host:
             self._reports += [Reached(key, now_s) for key in reached]
 
     def _drafts(self, request: _RunningRequest) -> tuple[int, int, int, int]:
-        drafter = self._engine.drafter
-        counts = request.drafts if drafter is None else drafter.counts(request.request_id)
+        drafter, counts = self._engine.drafter, request.drafts
+        if drafter is not None and request.request_id in self._by_engine_id:
+            now = drafter.counts(request.request_id)
+            counts = [a + b for a, b in zip(counts, now, strict=True)]
         drafted, accepted, verifications, verified = counts
         return drafted, accepted, verifications, verified
 

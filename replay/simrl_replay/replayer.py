@@ -335,6 +335,7 @@ def replay(
                 setup,
                 prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0),
                 answers,
+                prompts=schedule.prompts,
             )
             for i in range(schedule.units)
         ]

@@ -234,10 +234,15 @@ class VllmEngine:
     # Requests.
 
     def add(
-        self, request_id: str, prompt_ids: Sequence[int], tokens: int, recorded: Sequence[int] = ()
+        self,
+        request_id: str,
+        prompt_ids: Sequence[int],
+        tokens: int,
+        recorded: Sequence[int] = (),
+        salt: int | None = None,
     ) -> None:
         """Add a request that gets exactly `tokens` more tokens, or ends with the stop token; it
-        samples the `recorded` ones first."""
+        samples the `recorded` ones first. With a `salt` it finds prefixes of equal salt alone."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -253,7 +258,10 @@ class VllmEngine:
             self._engine.collective_rpc(
                 "record", args=(request_id, len(prompt_ids), list(recorded))
             )
-        self._engine.add_request(request_id, {"prompt_token_ids": list(prompt_ids)}, params)
+        prompt: dict[str, Any] = {"prompt_token_ids": list(prompt_ids)}
+        if salt is not None:
+            prompt["cache_salt"] = str(salt)
+        self._engine.add_request(request_id, prompt, params)
 
     def abort(self, request_id: str) -> None:
         """End a request; `step` has returned its tokens so far."""

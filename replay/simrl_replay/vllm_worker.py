@@ -22,6 +22,7 @@ import simpy
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.events import call_last, on_fire
 from simrl.runtime.faults import HearsOfLosses
+from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, WeightLoad
 from simrl.runtime.worker import LoadMode
@@ -41,6 +42,7 @@ class _Load(NamedTuple):
     version: int
     event: simpy.Event | None
     held_s: float
+    starts_over: bool = False
 
 
 class VllmWorker:
@@ -49,7 +51,7 @@ class VllmWorker:
 
     `start` restarts the engine after a loss. An engine counts as hung, and is killed, without a
     report for `deadline_s` while it has work, or for `start_deadline_s` while it starts or loads
-    weights. `tell` gets the engine's losses, for the result; `on_done` gets every response;
+    weights. `prompts` has the salts of prompts. `tell` gets the engine's losses, for the result; `on_done` gets every response;
     `on_back` is called when the engine is back, before anything is submitted to it. Loads are held
     for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an
     oracle drafter's inputs for a sample. With a `stop_token`, a response is done when it has that
@@ -73,6 +75,7 @@ class VllmWorker:
         held_load_s: float = 0.0,
         forced: Callable[[Sample], Forced] | None = None,
         stop_token: int | None = None,
+        prompts: PromptKeys | None = None,
     ) -> None:
         self.policy_version, self.groups = 0, None
         self.index = index
@@ -95,6 +98,8 @@ class VllmWorker:
         self._held_load_s = held_load_s
         self._forced = forced
         self._stop_token = stop_token
+        self._prompts = prompts or PromptKeys()
+        self._aborted: set[int] = set()  # requests that the engine has back later
         self._groups: dict[tuple[int, int, int], int] = {}  # numbers, for a drafter of siblings
         self._commands: list[host.Command] = []
         self._requests: dict[int, EngineRequest] = {}  # by number
@@ -144,6 +149,7 @@ class VllmWorker:
                 had,
                 length - len(had),
                 forced,
+                self._prompts.salt(sample),
             )
         )
         return event
@@ -175,13 +181,15 @@ class VllmWorker:
             self._command(host.Abort(request.number))
         return event
 
-    def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
+    def load_weights(
+        self, version: int, running: LoadMode = "recompute", retry_s: float = 0.0
+    ) -> simpy.Event:
         event = self._env.event()
-        self._asked_version = version
+        self._asked_version = self._prompts.version = version
         if self._state != "up":
             return event.succeed(WeightLoad(version, self._env.now, self._env.now))
         self._wake()
-        self._load(version, running, event)
+        self._load(version, running, event, retry_s)
         return event
 
     def when(self, sample: Sample, tokens: int) -> simpy.Event:
@@ -262,11 +270,13 @@ class VllmWorker:
         if not self._requests and not self._loads:
             self._heard_s = self._env.wall_s()
 
-    def _load(self, version: int, running: LoadMode, event: simpy.Event | None) -> None:
-        key = self._key()
+    def _load(
+        self, version: int, running: LoadMode, event: simpy.Event | None, retry_s: float = 0.0
+    ) -> None:
+        key, folder = self._key(), self._weights(version)
         held_s = self._held_load_s + self.load_delay_s
-        self._loads[key] = _Load(version, event, held_s)
-        self._command(host.LoadWeights(key, version, self._weights(version), running, held_s))
+        self._loads[key] = _Load(version, event, held_s, running == "start_over")
+        self._command(host.LoadWeights(key, version, folder, running, held_s, retry_s))
 
     def _command(self, command: host.Command) -> None:
         """Queue a command: those of one instant are sent together, so that a batch does not begin
@@ -295,6 +305,7 @@ class VllmWorker:
             match report:
                 case host.Begun(number, at_s):
                     self._requests[number].begun_s = self._time_s(at_s)
+                    self._aborted.discard(number)
                     self._open_rollout_span(self._time_s(at_s))
                 case host.Gained():
                     self._gained(report)
@@ -305,7 +316,7 @@ class VllmWorker:
                         request,
                         done=whole and (request.whole or request.token_ids[-1] == self._stop_token),
                     )
-                    if not self._requests:
+                    if not self._requests.keys() - self._aborted:
                         self._close_rollout_span(self._time_s(at_s))
                     request.event.succeed(rollout)
                 case host.Loaded():
@@ -335,7 +346,11 @@ class VllmWorker:
             return
         for request in self._requests.values():
             request.close_segment(self.index, self.policy_version, started_s)
-        rolling = self._busy_since_s is not None
+        self._aborted.update(report.aborted)
+        for request in [self._requests[number] for number in report.aborted if load.starts_over]:
+            self._recorder.started_over(request.sample, request.new_tokens)
+            request.start_over()
+        rolling = self._busy_since_s is not None and not report.aborted
         self._close_rollout_span(started_s)
         self.policy_version = load.version
         self._recorder.span(self.index, "load_weights", started_s, finished_s, load.version)
@@ -359,6 +374,7 @@ class VllmWorker:
 
     def _ended(self, request: EngineRequest, done: bool) -> Rollout:
         del self._requests[request.number]
+        self._aborted.discard(request.number)
         if self._here.get(request.sample.uid) is request:
             del self._here[request.sample.uid]
         rollout = request.rollout(self.index, self.policy_version, done)

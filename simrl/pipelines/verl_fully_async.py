@@ -11,6 +11,10 @@ Invariant: each update is one version, but workers see only every `sync_step`th.
 `max_required` minus the groups trained since the previous synchronisation are left at the next, so
 without partial rollout (or with staleness 0, when nothing is left) no token is older than
 `oldest_off_policyness` when it is trained.
+
+The rollouter counts a group before it waits for the bound on running ones. A synchronisation counts
+anew what runs and what is in the queue, and forgets a group that waits so: one more is submitted
+than the bound says (verl@1dda039, `FullyAsyncRollouter._processor_worker`, `reset_staleness`).
 """
 
 from __future__ import annotations
@@ -40,8 +44,10 @@ def room(counted: int, required: int, active: int, concurrent: int) -> int:
 
 def oldest_off_policyness(staleness: float, sync_step: int, partial_rollout: bool) -> int | None:
     """Return the age of the oldest token that may be trained, in updates; None if interrupted
-    groups keep tokens of any age."""
-    return None if partial_rollout and staleness > 0 else (math.ceil(staleness) + 1) * sync_step - 1
+    groups keep tokens of any age. A group that was forgotten may train an update later."""
+    if partial_rollout and staleness > 0:
+        return None
+    return (math.ceil(staleness) + 1) * sync_step - 1 + (staleness > 0)
 
 
 def update_groups(batch: int, mini_batch: int | None, require_batches: int, sync_step: int) -> int:
@@ -49,10 +55,25 @@ def update_groups(batch: int, mini_batch: int | None, require_batches: int, sync
     return require_batches * (mini_batch or max(1, batch // (require_batches * sync_step)))
 
 
-def budget(stream: GroupStream, *, staleness: float, sync_step: int, per_replica: int) -> int:
-    """Return the room of `room`: groups taken before the last synchronisation do not count."""
+def bounds(
+    stream: GroupStream, staleness: float, sync_step: int, per_replica: int
+) -> tuple[int, int, int, int]:
+    """Return what `room` takes: groups taken before the last synchronisation do not count."""
     required = max_required(stream.batch, 1, staleness, sync_step)
     replicas = max(len(stream.run.dispatcher.active), 1)
-    counted = stream.kept - stream.taken_before_sync
     concurrent = max_concurrent(replicas, per_replica, required)
-    return room(counted, required, len(stream.running), concurrent)
+    return stream.kept - stream.taken_before_sync, required, len(stream.running), concurrent
+
+
+def budget(stream: GroupStream, *, staleness: float, sync_step: int, per_replica: int) -> int:
+    """Return the room of `room`, and of the group that was forgotten at the last synchronisation."""
+    counted, *others = bounds(stream, staleness, sync_step, per_replica)
+    return room(counted - stream.facts.get("forgotten", 0), *others)
+
+
+def forget(stream: GroupStream, *, staleness: float, sync_step: int, per_replica: int) -> None:
+    """Note whether a synchronisation forgets a group: one that is counted, but waits for another to
+    end, neither runs nor is in the queue, from which the count begins anew."""
+    counted, required, active, concurrent = bounds(stream, staleness, sync_step, per_replica)
+    counted -= stream.facts.get("forgotten", 0)
+    stream.facts["forgotten"] = int(counted < required and active >= concurrent)

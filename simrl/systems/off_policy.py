@@ -4,7 +4,7 @@ asynchronous."""
 from __future__ import annotations
 
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -255,18 +255,22 @@ def verl_fully_async(
     and all workers load it. `mini_batch` is in groups (verl: prompts); with None, `sync_step` updates train one batch of the
     trace, as verl's documentation asks for a fair comparison. Between two weight syncs, mini_batch · require_batches · (1 +
     `staleness`) · sync_step groups are submitted, rounded down; groups that were running, or finished but untrained, at the
-    first sync count towards this number. Then generation pauses. A worker runs `per_replica` groups at once. Responses that run
-    at a weight sync continue under the new weights after their KV cache is recomputed; without `partial_rollout` they finish
-    first, and nothing is submitted meanwhile: so its documentation and its code up to 0.7 (`FullyAsyncRollouter.pause`). Later
-    code aborts them at the sync and trains what they have; `simrl` does not. Generation pauses until the weights are
-    gathered and loaded (`pause`). A step is an update, so it trains less than a step of the trace. Old log-probs come from
-    the rollout (`log_probs=0`).
+    first sync count towards this number; one that waits for another to end is forgotten, so one more begins. Then generation
+    pauses. A worker runs `per_replica` groups at once. Responses that run at a weight sync continue under the new weights after
+    their KV cache is recomputed; without `partial_rollout` they finish first, and nothing is submitted meanwhile: so its
+    documentation and its code up to 0.7 (`FullyAsyncRollouter.pause`). Later code aborts them at the sync and trains what they
+    have; `simrl` does not. Generation pauses until the weights are gathered and loaded (`pause`). A step is an update, so it
+    trains less than a step of the trace. Old log-probs come from the rollout (`log_probs=0`).
     Not modelled: without `partial_rollout`, weights are gathered only once nothing runs; here, meanwhile.
     """
+    bound: dict[str, Any] = {
+        "staleness": staleness,
+        "sync_step": sync_step,
+        "per_replica": per_replica,
+    }
     rules = Rules(
-        budget=partial(
-            verl_words.budget, staleness=staleness, sync_step=sync_step, per_replica=per_replica
-        ),
+        budget=partial(verl_words.budget, **bound),
+        at_sync=partial(verl_words.forget, **bound),
         ready=finished_first,
         groups=partial(
             verl_words.update_groups,

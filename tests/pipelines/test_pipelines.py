@@ -128,7 +128,8 @@ def run(system, trace, workers=2, steps=4, limits=ROOMY, **more):
 def publishes(system, step):
     """Whether an update goes to the rollout workers."""
     name, parameters = system
-    return name != "verl_fully_async" or (step + 1) % parameters.get("sync_step", 4) == 0
+    syncs = {"verl_fully_async": 4, "verl_v1_separate_async": 4}
+    return name not in syncs or (step + 1) % parameters.get("sync_step", syncs[name]) == 0
 
 
 # What holds for every system.

@@ -29,7 +29,7 @@ from tests.engine_double import (
 )
 from tests.helpers import RESPONSES, ROOMY, examples, one_second_a_pass, recorder, sample
 from tests.references.engine import ReferenceEngine
-from tests.runtime.test_worker import Observed, ReferenceWorker, lengths, number_requests
+from tests.runtime.test_worker import MODES, Observed, ReferenceWorker, lengths, number_requests
 
 TICKS = one_second_a_pass()
 
@@ -88,7 +88,7 @@ asked = st.one_of(
     lengths.map(lambda r: ("submit", r)),
     st.integers(0, 12).map(lambda uid: ("abort", uid)),
     st.integers(0, 12).map(lambda uid: ("bounce", uid)),
-    st.sampled_from(["recompute", "keep", "drain"]).map(lambda mode: ("load", mode)),
+    st.sampled_from(MODES).map(lambda mode: ("load", mode)),
 )
 
 

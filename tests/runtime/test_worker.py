@@ -65,7 +65,8 @@ class ReferenceWorker:
     """Commands (time, what, argument) take effect at the first boundary strictly after their time, at once if idle.
 
     ("submit", requests), ("abort", uid), ("bounce", uid): abort and, when that has fired, submit what there is again;
-    ("load", mode), ("fail", None), ("restore", None). `after_end` maps a uid to the commands that are asked the moment its
+    ("load", mode), where the mode may have the seconds after which what was aborted is back; ("fail", None),
+    ("restore", None). `after_end` maps a uid to the commands that are asked the moment its
     response has ended.
     """
 
@@ -81,6 +82,10 @@ class ReferenceWorker:
     aborts: list[tuple] = field(default_factory=list)
     loads: dict[int, WeightLoad] = field(default_factory=dict)
     asked_loads: int = 0
+    prompts: dict[int, int] = field(
+        default_factory=dict
+    )  # tokens of each, without what environments said
+    lost_tokens: int = 0  # of those that started over
     lost: bool = False
     asked_version: int = 0
 
@@ -116,6 +121,7 @@ class ReferenceWorker:
 
     def submit(self, requests) -> None:
         for uid, prompt, response in requests:
+            self.prompts[uid] = prompt
             stay = ReferenceStay(
                 uid, Request(prompt, response, sample_key=uid), 0, self.engine.now_s, []
             )
@@ -248,6 +254,28 @@ class ReferenceWorker:
             stay.started_s = started_s
         self.version = number + 1
         self.loads[number] = WeightLoad(number + 1, started_s, self.engine.now_s)
+        how, _, retry_s = mode.partition(" ")
+        if how == "start_over" or (how == "recompute" and retry_s):
+            self.abort_and_send_again(how == "start_over", started_s + float(retry_s or 0))
+
+    def abort_and_send_again(self, from_the_start: bool, again_s: float) -> None:
+        """What runs or waits in the engine, in this order, is another request when it comes back."""
+        for request in list(self.engine.queue):
+            stay = next(s for s in self.stays if s.request is request)
+            self.engine.abort(request)
+            prompt, had = request.prompt, request.generated
+            if from_the_start:
+                self.lost_tokens += had
+                prompt, had = self.prompts[stay.uid], 0
+                stay.segments, stay.closed, stay.first_token_s = [], 0, math.nan
+            elif math.isnan(stay.first_token_s):
+                stay.first_token_s = request.first_token_s
+            stay.request = Request(prompt, request.response, had, sample_key=stay.uid)
+            if again_s > self.engine.now_s:
+                stay.absent = True
+                self.later(again_s, "enter", stay)
+            else:
+                self.enter(stay)
 
     def take_ends(self) -> None:
         for stay in [s for s in self.stays if s.request.generated == s.request.response]:
@@ -335,17 +363,19 @@ class Observed:
 
     def load(self, mode: str) -> None:
         number = len(self.loads)
-        event = self.worker.load_weights(number + 1, running=mode)
+        how, _, retry_s = mode.partition(" ")
+        event = self.worker.load_weights(number + 1, running=how, retry_s=float(retry_s or 0))
         self.loads.append(event)
         on_fire(event, lambda _: self.load_fired_s.setdefault(number, self.env.now))
 
 
+MODES = ["recompute", "keep", "drain", "start_over", "recompute 3.3", "start_over 17.7"]
 lengths = st.lists(st.tuples(st.integers(1, 90), st.integers(1, 120)), min_size=1, max_size=4)
 asked = st.one_of(
     lengths.map(lambda r: ("submit", r)),
     st.integers(0, 12).map(lambda uid: ("abort", uid)),
     st.integers(0, 12).map(lambda uid: ("bounce", uid)),
-    st.sampled_from(["recompute", "keep", "drain"]).map(lambda mode: ("load", mode)),
+    st.sampled_from(MODES).map(lambda mode: ("load", mode)),
     st.sampled_from([("fail", None), ("restore", None)]),
 )
 
@@ -441,9 +471,11 @@ def compare_with_reference(tables, limits, load_s, timeline, turns=lambda uid, r
     generated = sum(rollout.tokens for stays in seen.ended.values() for _, rollout in stays[-1:])
     assert (
         worker.engine.generated_total
-        == generated
+        == generated + reference.lost_tokens
         == sum(s.tokens for s in record.spans if s.kind == "rollout")
     )
+    twice = record.result(env.now, {}).samples["duplicate_tokens"].to_pylist()
+    assert sum(twice) == reference.lost_tokens
     return record
 
 

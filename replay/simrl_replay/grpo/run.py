@@ -244,6 +244,7 @@ class _Part:
                 START_DEADLINE_S,
                 self._happened.append,
                 stop_token=self._config.task.eos,
+                prompts=schedule.prompts,
             )
             for i in range(schedule.units)
         ]

@@ -7,6 +7,7 @@ from simrl.launch.translate import translate
 
 VERL = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B"
 APART = "actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=8"
+SWITCH = "trainer.v1.separate_async.hybrid_rollout.enable_switch"
 FULLY = f"{VERL.replace('trainer.main_ppo', 'experimental.fully_async_policy.fully_async_main')} {APART}"
 TRL = """from trl.experimental.async_grpo import AsyncGRPOConfig, AsyncGRPOTrainer
 args = AsyncGRPOConfig(max_staleness=2, weight_sync_steps=3)
@@ -56,7 +57,7 @@ max_off_policy_steps = 4
         ),
         (
             "run.sh",
-            f"{VERL} {APART} trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.hybrid_rollout.enable_switch=true",
+            f"{VERL} {APART} trainer.v1.trainer_mode=separate_async {SWITCH}=true",
             {"name": "verl_v1_separate_async", "enable_switch": True},
         ),
         (

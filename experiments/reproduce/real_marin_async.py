@@ -25,7 +25,7 @@ def scenario(inputs: Inputs, mode: str, publish_s: float) -> Scenario:
     """Return a run: everything that the thread says of it is put together here."""
     system: dict[str, Any] = {"name": "split"}
     if mode == "c1":
-        system = {"name": "areal", "eta": inputs["batches_ahead"], "recompute_kv": False}
+        system = {"name": "skyrl_async", "max_staleness_steps": inputs["batches_ahead"]}
     lengths = {
         "prompts_per_step": inputs["prompts"],
         "mean_tokens": inputs["mean_tokens"],

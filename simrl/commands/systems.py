@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LOG = logging.getLogger("simrl")
+# follow from a dozen keys each: numbers of GPUs, sizes of batches
+OF_LAYOUT = {"rollout_share", "dispatch", "minibatches", "log_probs"}
 MEANINGS = {
     "rollout_share": "share of the GPUs that only roll out; the others train",
     "dispatch": "the worker of each sample; `streamrl` and `seer` are those systems' rules",
@@ -141,11 +143,10 @@ def _system(name: str) -> Page:
     plain data."""
     from simrl.launch.tables import keys_of_system
     from simrl.systems.recipes import RECIPES, make_system, recipe_parameters
-    from simrl.systems.system import Shared
 
     system, text = make_system(name, {}), _documented(RECIPES[name])
     parameters = recipe_parameters(name)
-    keys = keys_of_system(name, parameters.keys() - Shared.model_fields.keys())
+    keys = keys_of_system(name, parameters.keys() - OF_LAYOUT)
     return {
         "name": name,
         "summary": text["summary"],

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +41,7 @@ class Counts:
     updates: int = 0
     taken: int = 0
     noted_version: int = 0
+    syncs: int = 0
     now_s: float = 0.0
     running: dict[int, int] = field(default_factory=dict)
     buffer: list[Finished] = field(default_factory=list)
@@ -65,37 +65,46 @@ def rules_of(name: str, **parameters: Any) -> Rules:
     return rules
 
 
-def compared(rules: Rules, framework: Framework, batch: int, seed: int) -> tuple[int, int]:
-    """Send both the same events. Return the decisions that both made, and those that differ."""
+def compared(
+    rules: Rules, framework: Framework, counts: Counts, seed: int, greedy: bool = False
+) -> tuple[int, int]:
+    """Send both the same events: starts (`greedy`: as soon as one may start), ends, rejections
+    (not if `greedy`), updates. Return the decisions that both made, and those that differ."""
     random = np.random.default_rng(seed)
-    counts: Any = Counts(batch, run=SimpleNamespace(workload=SimpleNamespace(batch_groups=batch)))
+    stream: Any = counts
     tried = differing = 0
+
+    def may_start() -> bool:
+        nonlocal tried, differing
+        may = rules.budget(stream) > 0
+        tried, differing = tried + 1, differing + (may != framework.may_start())
+        return may
+
     for _ in range(EVENTS):
         event = random.choice(["submit", "submit", "finish", "finish", "reject", "update"])
-        if event == "submit":
-            may = rules.budget(counts) > 0
-            tried, differing = tried + 1, differing + (may != framework.may_start())
-            if may:
-                counts.running[counts.submitted] = counts.version
-                framework.submitted(counts.submitted)
-                counts.submitted += 1
-        elif event == "update":
-            for group in [g for g in counts.buffer if rules.stale and rules.stale(counts, g)]:
+        while (event == "submit" or greedy) and may_start():
+            counts.running[counts.submitted] = rules.stamp(stream)
+            framework.submitted(counts.submitted)
+            counts.submitted += 1
+            if not greedy:
+                break
+        if event == "update":
+            for group in [g for g in counts.buffer if rules.stale and rules.stale(stream, g)]:
                 counts.remove([group.number])
                 counts.dropped += 1
-            taken = rules.ready(counts)
+            taken = rules.ready(stream)
             numbers = None if taken is None else [group.number for group in taken]
             tried, differing = tried + 1, differing + (numbers != framework.next_batch())
             if numbers is not None:
                 counts.remove(numbers)
                 counts.updates += 1
                 counts.taken += len(numbers)
-                counts.version = counts.noted_version = counts.version + 1
+                counts.version = counts.noted_version = counts.syncs = counts.version + 1
                 framework.updated(counts.version)
-        elif counts.running:
+        elif event in ("finish", "reject") and counts.running:
             number = int(random.choice(list(counts.running)))
             stamp = counts.running.pop(number)
-            if event == "reject":
+            if event == "reject" and not greedy:
                 counts.dropped += 1
                 framework.rejected(number)
             else:
@@ -109,6 +118,7 @@ class Deciding:
     """Words that leave every decision of a run to a framework, and tell it what happened."""
 
     framework: Framework
+    version_of: Callable[[GroupStream], int]  # the version that the framework has heard of
     heard: set[int] = field(default_factory=set)  # finished groups
     submitted: int = 0
     version: int = 0
@@ -122,8 +132,8 @@ class Deciding:
             if group.number not in self.heard:
                 self.heard.add(group.number)
                 self.framework.finished(group.number)
-        if stream.version != self.version:
-            self.version = stream.version
+        if (version := self.version_of(stream)) != self.version:
+            self.version = version
             self.framework.updated(self.version)
 
     def budget(self, stream: GroupStream) -> int:
@@ -138,17 +148,21 @@ class Deciding:
 
 
 def whole_runs(
-    name: str, parameters: dict[str, Any], made: Callable[[int], Framework], seed: int
+    name: str,
+    parameters: dict[str, Any],
+    made: Callable[[int, int], Framework],
+    seed: int,
+    version_of: Callable[[GroupStream], int] = lambda stream: stream.version,
 ) -> tuple[Watched, Watched]:
     """Run a system on random lengths twice: as it is, and with the decisions of a framework, made
-    for the groups of a batch."""
+    for the groups of a batch and the responses of a group. The framework hears of the version that `version_of` returns."""
     random = np.random.default_rng(seed)
     batch, workers, steps = int(random.integers(1, 5)), int(random.integers(1, 4)), 6
     lengths = random.integers(1, 40, (3, batch, int(random.integers(1, 4))))
     drawn = trace([[[(4, int(n)) for n in group] for group in step] for step in lengths])
     times = {"load_s": float(random.integers(0, 8)), "publish_s": float(random.integers(0, 20))}
     simrls = counted(name, parameters, drawn, steps, workers, **times)
-    deciding = Deciding(made(batch))
+    deciding = Deciding(made(batch, lengths.shape[2]), version_of)
     words = {"budget": deciding.budget, "ready": deciding.ready}
     system = simrls.prepared.system
     assert isinstance(system.pipeline, partial)
@@ -158,6 +172,8 @@ def whole_runs(
 
 
 def happened(run: Watched) -> tuple[Any, ...]:
-    """Return the updates, the trained samples and the segments of a run: times and versions."""
-    result = run.result
-    return rows(result.steps), rows(result.samples), rows(result.segments)
+    """Return the updates of a run, its trained samples and their segments: times and versions."""
+    trained = [one for one in rows(run.result.samples) if one["status"] == "trained"]
+    uids = {one["uid"] for one in trained}
+    segments = [one for one in rows(run.result.segments) if one["uid"] in uids]
+    return rows(run.result.steps), trained, segments

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.events import SEQUENCES, compared, happened, rules_of, whole_runs
+from tests.frameworks.events import SEQUENCES, Counts, compared, happened, rules_of, whole_runs
 from tests.frameworks.stubs import driven
 
 NEVER_USED = ("torch", "torchdata", "transformers", "requests", "aiofiles", "uvloop", "PIL")
@@ -75,7 +75,7 @@ def test_its_manager_and_its_dispatcher_decide_as_simrl_does(package: Any) -> No
     for seed in range(SEQUENCES):
         eta, concurrent, batch = seed % 5, 1 + seed % 17, 1 + seed % 4
         rules = rules_of("areal", eta=eta, max_concurrent=concurrent)
-        one = compared(rules, Areal(package, eta, concurrent, batch), batch, seed)
+        one = compared(rules, Areal(package, eta, concurrent, batch), Counts(batch), seed)
         tried, differing = tried + one[0], differing + one[1]
     print(f"AReaL: {tried:,} decisions, {differing} differ")
     assert tried > 20 * SEQUENCES and differing == 0
@@ -89,7 +89,7 @@ def test_a_run_in_which_its_classes_decide_is_simrls_own_run(
     parameters = {"eta": eta, "max_concurrent": concurrent}
     for seed in range(36):
         simrls, decided = whole_runs(
-            "areal", parameters, lambda batch: Areal(package, eta, concurrent, batch), seed
+            "areal", parameters, lambda batch, _: Areal(package, eta, concurrent, batch), seed
         )
         assert happened(decided) == happened(simrls)
 
@@ -97,7 +97,7 @@ def test_a_run_in_which_its_classes_decide_is_simrls_own_run(
 def test_a_run_in_which_they_allow_a_version_more_is_another_run(package: Any) -> None:
     parameters = {"eta": 1, "max_concurrent": 8}
     runs = [
-        whole_runs("areal", parameters, lambda batch: Areal(package, 2, 8, batch), seed)
+        whole_runs("areal", parameters, lambda batch, _: Areal(package, 2, 8, batch), seed)
         for seed in range(12)
     ]
     assert any(happened(decided) != happened(simrls) for simrls, decided in runs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks.events import SEQUENCES, compared, happened, rules_of, whole_runs
+from tests.frameworks.events import SEQUENCES, Counts, compared, happened, rules_of, whole_runs
 from tests.frameworks.stubs import driven
 
 NEVER_USED = ("torch", "torchdata", "loguru", "tqdm")
@@ -62,8 +62,10 @@ def test_its_manager_and_its_collection_decide_as_simrl_does(package: Any) -> No
     tried = differing = 0
     for seed in range(SEQUENCES):
         staleness, workers, batch = seed % 5, 1 + seed % 17, 1 + seed % 4
-        rules = rules_of("skyrl_async", max_staleness_steps=staleness, workers=workers)
-        one = compared(rules, SkyRL(package, staleness, workers, batch), batch, seed)
+        rules = rules_of(
+            "skyrl_async", max_staleness_steps=staleness, num_parallel_generation_workers=workers
+        )
+        one = compared(rules, SkyRL(package, staleness, workers, batch), Counts(batch), seed)
         tried, differing = tried + one[0], differing + one[1]
     print(f"SkyRL: {tried:,} decisions, {differing} differ")
     assert tried > 20 * SEQUENCES and differing == 0
@@ -74,9 +76,13 @@ def test_its_manager_and_its_collection_decide_as_simrl_does(package: Any) -> No
 def test_a_run_in_which_its_classes_decide_is_simrls_own_run(
     package: Any, staleness: int, workers: int
 ) -> None:
-    parameters = {"max_staleness_steps": staleness, "workers": workers}
+    parameters = {"max_staleness_steps": staleness, "num_parallel_generation_workers": workers}
     for seed in range(36):
         simrls, decided = whole_runs(
-            "skyrl_async", parameters, lambda batch: SkyRL(package, staleness, workers, batch), seed
+            "skyrl_async",
+            parameters,
+            lambda batch, _: SkyRL(package, staleness, workers, batch),
+            seed,
+            lambda stream: stream.syncs,  # it notes a step once its weights are loaded
         )
         assert happened(decided) == happened(simrls)

@@ -25,7 +25,7 @@ def read(folder, arguments, program=BASE):
         (BASE, "trainer.algorithm.dynamic_sampling.type=filter", "dapo"),
         (BASE, APART, "split"),
         ("uv run -m examples.train.async.main_async", APART, "one_step_off"),
-        (BASE, f"{APART} trainer.fully_async.enabled=true", "areal"),
+        (BASE, f"{APART} trainer.fully_async.enabled=true", "skyrl_async"),
     ],
 )
 def test_placement_program_and_sampling_choose_the_system(tmp_path, program, arguments, system):

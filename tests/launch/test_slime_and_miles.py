@@ -49,12 +49,18 @@ def system(translation: Translation) -> dict[str, Any]:
             {"over_sampling": 2, "dynamic_sampling": 1},
         ),
         ("train.py", "--rollout-num-gpus 24", "split", {"rollout_share": 0.75}),
-        ("train_async.py", "--rollout-num-gpus 8", "one_step_off", {"rollout_share": 0.5}),
+        ("train_async.py", "--rollout-num-gpus 8", "slime_train_async", {"rollout_share": 0.5}),
+        (
+            "train_async.py",
+            "--rollout-num-gpus 8 --dynamic-sampling-filter-path a.b",
+            "one_step_off",
+            {"dynamic_sampling": 1},
+        ),
         (
             "train_async.py",
             "--rollout-num-gpus 8 --sglang-server-concurrency 8 --rollout-function-path slime.rollout.fully_async_rollout.run",
-            "areal",
-            {"max_concurrent": 64, "eta": 4},
+            "slime_fully_async",
+            {"sglang_server_concurrency": 8},
         ),
     ],
 )
@@ -94,14 +100,13 @@ def test_miles_computes_old_log_probs_of_one_mini_batch_too(tmp_path):
     assert system(translation)["log_probs"] == 1
 
 
-def test_groups_of_fully_asynchronous_miles_are_bounded_where_they_run_and_where_they_wait(
-    tmp_path,
-):
+def test_fully_asynchronous_miles_keeps_its_names(tmp_path):
     options = f"{COMMON} --rollout-num-gpus 8 --fully-async --async-max-concurrent-samples 512"
+    options += " --max-weight-staleness 2 --pause-generation-mode in_place"
     chosen = system(read(tmp_path, f"python3 train_async.py {options}"))
-    assert chosen["name"] == "areal"
-    assert (chosen["max_concurrent"], chosen["eta"]) == (64, 4)
-    assert chosen["recompute_kv"] is True
+    assert chosen["name"] == "miles_async"
+    assert (chosen["max_concurrent_samples"], chosen["max_weight_staleness"]) == (512, 2)
+    assert chosen["pause_generation_mode"] == "in_place"
 
 
 def test_a_budget_of_a_gpu_is_multiplied_by_context_parallelism(tmp_path):

@@ -17,6 +17,7 @@ from simrl.runtime.events import gather
 
 if TYPE_CHECKING:  # so that systems can be listed without them
     from simrl.dispatch.dispatcher import Dispatcher
+    from simrl.dispatch.elastic import ElasticPool
     from simrl.profile.rollout_times import RolloutTimes
     from simrl.runtime.recorder import Recorder
     from simrl.runtime.rollout import Rollout
@@ -42,7 +43,8 @@ class RunContext:
     `times` is profiled before the run: how long a worker takes for responses of a length.
     `best_of_n` says what freed workers do, `dynamic_sampling` how batches are refilled. A scored
     group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. `layouts`: the run
-    with workers of each tensor-parallel size that a planner may choose; none otherwise.
+    with workers of each tensor-parallel size that a planner may choose; none otherwise. `pool`: GPUs
+    that change sides; None where none does.
     """
 
     env: simpy.Environment
@@ -59,6 +61,7 @@ class RunContext:
     accepts: Callable[[list[Rollout]], bool] = lambda group: True
     lanes_each: int = 1
     layouts: tuple[Layout, ...] = ()
+    pool: ElasticPool | None = None
 
     def load_weights(self, running: LoadMode = "recompute") -> simpy.Event:
         """Load the newest weights at every worker. Fires when all have them."""

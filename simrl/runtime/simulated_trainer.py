@@ -73,11 +73,14 @@ class SimulatedTrainer:
         self._publishing: simpy.Event | None = None
         self._switched: set[int] = set()  # lanes that train already, while others roll out
         self._with_gradients: set[int] = set()  # uids of the next update whose gradients are there
-        self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
+        self._resizing: tuple[tuple[int, ...], simpy.Event, bool] | None = None
 
-    def resize(self, lanes: Sequence[int]) -> simpy.Event:
-        self._resizing = (tuple(lanes), self._env.event())
+    def resize(self, lanes: Sequence[int], within: bool = False) -> simpy.Event:
+        self._resizing = (tuple(lanes), self._env.event(), within)
         return self._resizing[1]
+
+    def switch(self) -> simpy.Event:
+        return self._env.process(self._change_sides())
 
     def train(
         self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True
@@ -119,10 +122,13 @@ class SimulatedTrainer:
             if begins:
                 started_s = self._env.now
                 yield from self._begin(lengths)
+            else:
+                yield from self._take_lanes(within=True)
             yield from self._work(self.costs.inference(lengths))
             part = self._accepted(part)
             yield from self._work(self.costs.update(_lengths(part), 1, begins))
             rollouts += part
+        yield from self._take_lanes(within=True)
         return (yield from self._finish(rollouts, started_s, publish=True))
 
     def _accepted(self, rollouts: list[Rollout]) -> list[Rollout]:
@@ -160,20 +166,30 @@ class SimulatedTrainer:
             yield from self._work(costs.gradients(_lengths(rollouts)), lanes)
 
     def _begin(self, lengths: Ints) -> simpy.events.ProcessGenerator:
-        """Prepare an update: wait for the publication, resize, take over the batch, switch. Lanes
-        that the trainer leaves are free at once; the others move states."""
+        """Prepare an update: wait for the publication, resize, take over the batch, switch."""
         if self._publishing is not None:
             yield self._publishing
-        if self._resizing is not None:
-            (self.lanes, resized), self._resizing = self._resizing, None
-            self.costs = replace(
-                self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes)
-            )
-            resized.succeed()
-            yield from self._work([("switch", self.costs.reshard_s)])
+        yield from self._take_lanes()
         yield from self._work(self.costs.transfer(lengths))
         if self.costs.switch:
             yield from self._switch(self.lanes)
+
+    def _take_lanes(self, within: bool = False) -> simpy.events.ProcessGenerator:
+        """Resize, if that was asked for (`within` an update only what may be). Lanes that the
+        trainer leaves are free at once; the others move states."""
+        if self._resizing is None or (within and not self._resizing[2]):
+            return
+        (self.lanes, resized, _), self._resizing = self._resizing, None
+        self.costs = replace(
+            self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes)
+        )
+        resized.succeed()
+        yield from self._work([("switch", self.costs.reshard_s)])
+
+    def _change_sides(self) -> simpy.events.ProcessGenerator:
+        if self._publishing is not None:
+            yield self._publishing
+        yield from self._work([("switch", self.costs.switch_s)])
 
     def _switch(self, lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
         """Switch lanes from rollout to training, except those that have switched."""

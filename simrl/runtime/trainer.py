@@ -53,9 +53,12 @@ class ResizableTrainer(Trainer, Protocol):
     lanes: tuple[int, ...]
     busy_s: float
 
-    def resize(self, lanes: Sequence[int]) -> simpy.Event:
-        """Give the trainer these lanes from its next update on; its states are resharded. Fires
-        when it has them."""
+    def resize(self, lanes: Sequence[int], within: bool = False) -> simpy.Event:
+        """Give the trainer these lanes from its next update on, or `within` an update made of parts
+        from its next part on; its states are resharded. Fires when it has them."""
+
+    def switch(self) -> simpy.Event:
+        """Copy its states to the host, so that its GPUs can roll out, or back. Fires when done."""
 
 
 class Rewarder(Protocol):

@@ -83,9 +83,14 @@ class Prepared(Deployment):
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
         followed = (
-            self.drafts or self.tail or capped or self.scenario.faults or system.adapt_split_every
+            self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
         )
         return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if GPUs change sides (`simrl.dispatch.elastic`)."""
+        return self.system.adapt_split_every > 0 or self.system.elastic is not None
 
     @property
     def gpus_per_worker(self) -> int:

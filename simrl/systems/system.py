@@ -52,8 +52,9 @@ class System:
     that load weights stop when their publication begins. `filter_groups`: groups with equal rewards
     are not trained; `after_log_probs`: theirs are computed. `prefix_caching`: its engines cache
     prefixes, unless the scenario says otherwise. `critic`: a critic is trained, too
-    (`TrainingCosts`). `tp_sizes`: tensor-parallel sizes that rollout may have in place of the
-    cluster's.
+    (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and training,
+    those of the trainer between "updates" or any between "minibatches". `tp_sizes`: tensor-parallel
+    sizes that rollout may have in place of the cluster's.
     """
 
     name: str = ""
@@ -76,6 +77,7 @@ class System:
     prefix_caching: bool = True
     critic: Literal["serial", "fused"] | None = None
     adapt_split_every: int = 0
+    elastic: Literal["updates", "minibatches"] | None = None
     tp_sizes: tuple[int, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
 

@@ -1,0 +1,266 @@
+"""An elastic pool: GPUs that change sides, between the rollout workers and the trainer, within a
+run and within a step.
+
+Invariant: a unit of GPUs, a rollout worker's, belongs to the workers or to the trainer, never to
+both. A worker that leaves takes no more samples, its samples go on elsewhere (their tokens are
+prefilled there; where the dispatch has a pool of KV caches, these come over the network), and the
+trainer has its GPUs once it is empty; a worker that comes loads the newest weights before it gets
+samples. Rules of who asks and who leaves are plain functions and small states: they see counts and
+seconds, among them those that the run's own switches took, and no actor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import simpy
+
+from simrl.dispatch.dispatcher import Dispatcher
+from simrl.runtime.recorder import Recorder
+from simrl.runtime.trainer import ResizableTrainer
+from simrl.runtime.worker import Worker
+
+
+class ElasticPool:
+    """The units of a run, all of them workers. `units` are those of the trainer at first;
+    `may_train` says whether the trainer fits a number of GPUs, of which a data-parallel rank takes
+    `gpus_per_rank`."""
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        workers: Sequence[Worker],
+        dispatcher: Dispatcher,
+        trainer: ResizableTrainer,
+        recorder: Recorder,
+        may_train: Callable[[int], bool],
+        gpus_per_rank: int = 1,
+    ) -> None:
+        self.dispatcher, self.trainer, self.may_train = dispatcher, trainer, may_train
+        self.units = [lane for lane in trainer.lanes if lane < len(workers)]
+        self.gpus, self.gpus_per_rank = recorder.lanes[0].gpus, gpus_per_rank
+        self._env, self._workers, self._recorder = env, workers, recorder
+
+    def begin(self) -> None:
+        """Let the trainer's units be the trainer's from the start; otherwise they roll out."""
+        for unit in self.units:
+            self.dispatcher.retire(unit)
+            self._workers[unit].lend()
+            self._recorder.role(unit, "train", self._env.now)
+
+    def to_trainer(self, units: Sequence[int]) -> simpy.events.ProcessGenerator:
+        """Take units out of rollout."""
+        for unit in units:
+            self.dispatcher.retire(unit)
+        for unit in units:
+            yield self.dispatcher.empty(unit)
+            yield self._workers[unit].lend()
+            self._recorder.role(unit, "train", self._env.now)
+
+    def to_rollout(self, units: Iterable[int]) -> simpy.events.ProcessGenerator:
+        """Let units that the trainer has left roll out, each once it has the newest weights."""
+        units = list(units)
+        for unit in units:
+            self._recorder.role(unit, "rollout", self._env.now)
+        for unit, loaded in [(unit, self._workers[unit].restore()) for unit in units]:
+            yield loaded
+            self.dispatcher.activate(unit)
+
+    def lend(self, spread: bool = True) -> simpy.events.ProcessGenerator:
+        """Let the trainer's own GPUs roll out: its states go to the host. With `spread`, all samples
+        are then dealt anew. Returns the seconds."""
+        started_s = self._env.now
+        yield self.trainer.switch()
+        yield from self.to_rollout(self.units)
+        for samples in self.dispatcher.held() if spread else []:
+            for sample in samples:
+                self.dispatcher.move(sample)
+        return self._env.now - started_s
+
+    def take_back(self) -> simpy.events.ProcessGenerator:
+        """Let the trainer have its own GPUs again, with its states. Returns the seconds."""
+        started_s = self._env.now
+        yield from self.to_trainer(self.units)
+        yield self.trainer.switch()
+        return self._env.now - started_s
+
+
+@dataclass
+class StepSwitch:
+    """verl V1's rule for `separate_async` (verl-project/verl@1dda039,
+    trainer/ppo/v1/trainer_separate_async.py, `hybrid_rollout`): the trainer's GPUs roll out at the
+    end of a step if too few groups are ready for the next, and come back when `threshold` are.
+
+    A step trains `batch` groups in `minibatches` updates. `standalone` is the share of the GPUs
+    that always roll out. `cost_window` switches each way are averaged.
+    """
+
+    batch: int
+    minibatches: int
+    standalone: float
+    ratio: float = 0.4
+    adaptive: bool = True
+    step_up: float = 0.05
+    step_down: float = 0.03
+    release_steps: int = 2
+    cost_window: int = 3
+    poll_s: float = 2.0
+    _idle_steps: int = 0
+    _calm_steps: int = 0
+    _step: tuple[float, int] = (0.0, 0)  # seconds waited for missing groups, and these groups
+    _all: tuple[float, int] = (0.0, 0)
+    _costs: dict[str, deque[float]] = field(default_factory=dict)
+
+    @property
+    def threshold(self) -> int:
+        """The ready groups at which the trainer takes its GPUs back."""
+        target = max(round(self.ratio * self.batch), self.batch // self.minibatches)
+        return min(target, self.batch)
+
+    def waited(self, seconds: float, missing: int) -> None:
+        """Note how long an update waited for its groups, of which `missing` were not ready."""
+        self._step = self._step[0] + seconds, self._step[1] + missing
+
+    def switched(self, to: Literal["rollout", "trainer"], seconds: float) -> None:
+        """Note the seconds of a switch."""
+        self._costs.setdefault(to, deque(maxlen=self.cost_window)).append(seconds)
+
+    def lends(self, ready: int, last: bool = False) -> bool:
+        """Return whether the trainer's GPUs roll out now, after a step; `ready` groups may be
+        trained in the next one."""
+        seconds, missing = self._step
+        self._step = 0.0, 0
+        if seconds > 0 and missing > 0:
+            self._all = self._all[0] + seconds, self._all[1] + missing
+        if self.adaptive:
+            self._adapt(seconds > self.poll_s)
+        lacking = max(0, self.threshold - ready)
+        if last or not lacking:
+            return False
+        if not self._all[1] or len(self._costs) < 2:
+            return True
+        gain = lacking * self._all[0] / self._all[1] * (1 - self.standalone)
+        return gain > sum(sum(costs) / len(costs) for costs in self._costs.values())
+
+    def _adapt(self, idle: bool) -> None:
+        """Raise the ratio when steps in a row had idle time, lower it when none had."""
+        most = self.release_steps
+        self._idle_steps = min(self._idle_steps + 1, most) if idle else 0
+        self._calm_steps = 0 if idle else min(self._calm_steps + 1, most)
+        if self._idle_steps >= most:
+            self.ratio = min(1.0, self.ratio + self.step_up)
+        elif self._calm_steps >= most:
+            self.ratio = max(1 / self.minibatches, self.ratio - self.step_down)
+
+
+# of verl's default policy: its clip of an increase, its decrease, seconds of a switch and of a
+# group before one is known, and the cycles whose switches are averaged
+LEAST_UP, MOST_UP, DOWN, UNKNOWN_SWITCH_S, UNKNOWN_GROUP_S, CYCLES = 0.02, 0.1, 0.02, 10, 1000, 3
+
+
+@dataclass
+class DynamicSchedule:
+    """verl's rule for its fully asynchronous recipe (verl-project/verl@1dda039,
+    experimental/fully_async_policy/dynamic_schedule): the trainer's GPUs roll out after a weight
+    synchronisation if it pays, and come back when `threshold` groups wait for the trainer.
+
+    `cycle` groups are trained between two synchronisations. `policy`: by gain and cost, with a
+    ratio that adapts; "fixed_ratio": whenever groups are missing; "static_fully_async": never.
+    """
+
+    cycle: int
+    ratio: float = 0.3
+    policy: Literal["default", "static_fully_async", "fixed_ratio"] = "default"
+    _group_s: float = UNKNOWN_GROUP_S
+    _waited: tuple[float, int] = (0.0, 0)
+    _switch_s: float = 0.0  # of this cycle
+    _costs: deque[float] = field(default_factory=lambda: deque(maxlen=CYCLES))
+
+    @property
+    def threshold(self) -> int:
+        """The waiting groups at which the trainer takes its GPUs back."""
+        return 0 if self.policy == "static_fully_async" else int(self.cycle * self.ratio)
+
+    def waited(self, seconds: float, missing: int) -> None:
+        """Note how long an update waited for its groups, of which `missing` were not ready."""
+        self._waited = self._waited[0] + seconds, self._waited[1] + missing
+
+    def switched(self, to: Literal["rollout", "trainer"], seconds: float) -> None:
+        """Note the seconds of a switch."""
+        self._switch_s += seconds
+
+    def lends(self, surplus: int, last: bool = False) -> bool:
+        """Return whether the trainer's GPUs roll out after this synchronisation; `surplus` groups
+        were generated beyond those that the cycles so far trained."""
+        lacking = self.ratio * self.cycle - surplus
+        if self.policy != "default" or lacking <= 0:
+            return lacking > 0 and self.policy == "fixed_ratio"
+        seconds, missing = self._waited
+        if seconds > 0 and missing > 0:
+            self._group_s = seconds / missing
+        cost_s = sum(self._costs) / len(self._costs) if self._costs else UNKNOWN_SWITCH_S
+        return lacking * self._group_s > cost_s
+
+    def synchronised(self) -> None:
+        """Adapt the ratio to the cycle that ends, after its switches."""
+        missing, switch_s = self._waited[1], self._switch_s
+        self._waited, self._switch_s = (0.0, 0), 0.0
+        if self.policy != "default":
+            return
+        if switch_s > 0:
+            self._costs.append(switch_s)
+        if missing:
+            up = min(MOST_UP, max(LEAST_UP, missing / self.cycle))
+            self.ratio = min(1.0, self.ratio + up)
+        else:
+            self.ratio -= DOWN
+
+
+def valid_ranks(most: int, minibatch_groups: int) -> list[int]:
+    """Return the data-parallel sizes up to `most` that divide the groups of a mini-batch
+    (RLinf/RLinf@a3816b5, scheduler/dynamic_scheduler/utils.py)."""
+    return [ranks for ranks in range(1, most + 1) if minibatch_groups % ranks == 0]
+
+
+def grown(ranks: int, free_gpus: int, gpus_per_rank: int, valid: Iterable[int]) -> int:
+    """Return the largest valid size that a trainer of `ranks` reaches with `free_gpus` more
+    (RLinf's `ActorManager.try_allocate`)."""
+    most = ranks + free_gpus // gpus_per_rank
+    return max([ranks, *(size for size in valid if ranks < size <= most)])
+
+
+def leaving(
+    instances: int,
+    running: int,
+    most_running: int,
+    gpus_each: int,
+    ranks: int,
+    gpus_per_rank: int,
+    valid: Sequence[int],
+) -> int:
+    """Return how many rollout instances leave after a mini-batch: all if nothing runs; else of
+    those that are not needed for the `running` responses, at `most_running` each, as many as lift
+    the trainer to a larger valid size (RLinf's `RolloutManager.migrate_policy`)."""
+    if running == 0:
+        return instances
+    spare = max(0, instances - math.ceil(running / most_running)) if instances > 1 else 0
+    gained = grown(ranks, spare * gpus_each, gpus_per_rank, valid) - ranks
+    return math.ceil(gained * gpus_per_rank / gpus_each)
+
+
+def filled(moving: Iterable[int], running: Sequence[int], expected: int) -> list[int]:
+    """Return for each moving group, of so many unfinished responses, the instance that takes it:
+    one after the other is filled up to `expected`, the last takes the rest (RLinf's "sequential").
+    `running` responses are at each instance already."""
+    places, place, load = [], 0, running[0]
+    for responses in moving:
+        while place < len(running) - 1 and load >= expected:
+            place += 1
+            load = running[place]
+        places.append(place)
+        load += responses
+    return places

@@ -15,6 +15,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import Literal
 
 import simpy
@@ -26,9 +27,9 @@ from simrl.runtime.worker import Worker
 
 
 class ElasticPool:
-    """The units of a run, all of them workers. `units` are those of the trainer at first;
-    `may_train` says whether the trainer fits a number of GPUs, of which a data-parallel rank takes
-    `gpus_per_rank`."""
+    """The units of a run, all of them workers, of `unit_gpus` each. `units` are the trainer's own,
+    which it has at first; `may_train` says whether it fits a number of GPUs, of which a
+    data-parallel rank takes `gpus_per_rank`."""
 
     def __init__(
         self,
@@ -42,8 +43,36 @@ class ElasticPool:
     ) -> None:
         self.dispatcher, self.trainer, self.may_train = dispatcher, trainer, may_train
         self.units = [lane for lane in trainer.lanes if lane < len(workers)]
-        self.gpus, self.gpus_per_rank = recorder.lanes[0].gpus, gpus_per_rank
+        self.unit_gpus, self.gpus_per_rank = recorder.lanes[0].gpus, gpus_per_rank
         self._env, self._workers, self._recorder = env, workers, recorder
+        self._first = trainer.lanes
+        self._left: list[int] = []  # other units that have left rollout, for the trainer to take
+
+    @property
+    def running(self) -> int:
+        """The responses that are not finished."""
+        return int(self.dispatcher.unfinished.sum())
+
+    @property
+    def ranks(self) -> int:
+        """The data-parallel ranks of the trainer."""
+        return self._gpus(self.trainer.lanes) // self.gpus_per_rank
+
+    @property
+    def free_gpus(self) -> int:
+        """The GPUs that have left rollout and that the trainer does not have."""
+        return self._gpus([*self._first, *self._left]) - self._gpus(self.trainer.lanes)
+
+    def _gpus(self, lanes: Iterable[int]) -> int:
+        return sum(self._recorder.lanes[lane].gpus for lane in lanes)
+
+    def valid_ranks(self, minibatch_groups: int) -> list[int]:
+        """Return the sizes of the trainer that divide the groups of a mini-batch, fit in memory,
+        and take whole units in addition to its own."""
+        rank, own = self.gpus_per_rank, self._gpus(self._first)
+        sizes = valid_ranks(self._gpus(range(len(self._recorder.lanes))) // rank, minibatch_groups)
+        whole = [ranks for ranks in sizes if (ranks * rank - own) % self.unit_gpus == 0]
+        return [ranks for ranks in whole if self.may_train(ranks * rank)]
 
     def begin(self) -> None:
         """Let the trainer's units be the trainer's from the start; otherwise they roll out."""
@@ -69,6 +98,37 @@ class ElasticPool:
         for unit, loaded in [(unit, self._workers[unit].restore()) for unit in units]:
             yield loaded
             self.dispatcher.activate(unit)
+
+    def move_out(self, number: int) -> simpy.events.ProcessGenerator:
+        """Take the last `number` units out of rollout; the others are filled with their groups, the
+        last unit first (RLinf counts from the other end)."""
+        order, held = self.dispatcher.active[::-1], self.dispatcher.held()
+        units, rest = order[:number], order[number:]
+        groups = [
+            list(group)
+            for unit in units
+            for _, group in groupby(held[unit], lambda sample: (sample.epoch, sample.prompt_id))
+        ]
+        if groups:
+            loads = [len(held[unit]) for unit in rest]
+            places = filled(map(len, groups), loads, self.running // len(rest))
+            for group, place in zip(groups, places, strict=True):
+                for sample in group:
+                    self.dispatcher.move(sample, rest[place])
+        self._left += [unit for unit in units if unit not in self.units]
+        yield from self.to_trainer(units)
+
+    def resize(self, ranks: int) -> None:
+        """Give the trainer a number of ranks: its own units, then those that left rollout first."""
+        more = (ranks * self.gpus_per_rank - self._gpus(self._first)) // self.unit_gpus
+        lanes = (*self._first, *self._left[:more])
+        if lanes != self.trainer.lanes:
+            self.trainer.resize(lanes)
+
+    def come_back(self, own: bool) -> simpy.events.ProcessGenerator:
+        """Let all units roll out that left, and the trainer's `own`, too."""
+        units, self._left = self._left + own * self.units, []
+        yield from self.to_rollout(units)
 
     def lend(self, spread: bool = True) -> simpy.events.ProcessGenerator:
         """Let the trainer's own GPUs roll out: its states go to the host. With `spread`, all samples
@@ -226,7 +286,7 @@ def valid_ranks(most: int, minibatch_groups: int) -> list[int]:
     return [ranks for ranks in range(1, most + 1) if minibatch_groups % ranks == 0]
 
 
-def grown(ranks: int, free_gpus: int, gpus_per_rank: int, valid: Iterable[int]) -> int:
+def grown(free_gpus: int, ranks: int, gpus_per_rank: int, valid: Iterable[int]) -> int:
     """Return the largest valid size that a trainer of `ranks` reaches with `free_gpus` more
     (RLinf's `ActorManager.try_allocate`)."""
     most = ranks + free_gpus // gpus_per_rank
@@ -248,7 +308,7 @@ def leaving(
     if running == 0:
         return instances
     spare = max(0, instances - math.ceil(running / most_running)) if instances > 1 else 0
-    gained = grown(ranks, spare * gpus_each, gpus_per_rank, valid) - ranks
+    gained = grown(spare * gpus_each, ranks, gpus_per_rank, valid) - ranks
     return math.ceil(gained * gpus_per_rank / gpus_each)
 
 

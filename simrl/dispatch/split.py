@@ -43,7 +43,7 @@ def adapt(
     env: simpy.Environment, pool: ElasticPool, recorder: Recorder, every: int
 ) -> simpy.events.ProcessGenerator:
     """Lend the trainer its units, then adapt the split after every `every` updates."""
-    trainer, may_train, gpus = pool.trainer, pool.may_train, pool.gpus
+    trainer, may_train, gpus = pool.trainer, pool.may_train, pool.unit_gpus
     units = len(pool.dispatcher.unfinished)
     pool.begin()
     rest = [lane for lane in trainer.lanes if lane >= units]  # GPUs that make no unit

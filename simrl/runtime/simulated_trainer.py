@@ -73,10 +73,10 @@ class SimulatedTrainer:
         self._publishing: simpy.Event | None = None
         self._switched: set[int] = set()  # lanes that train already, while others roll out
         self._with_gradients: set[int] = set()  # uids of the next update whose gradients are there
-        self._resizing: tuple[tuple[int, ...], simpy.Event, bool] | None = None
+        self._resizing: tuple[tuple[int, ...], simpy.Event] | None = None
 
-    def resize(self, lanes: Sequence[int], within: bool = False) -> simpy.Event:
-        self._resizing = (tuple(lanes), self._env.event(), within)
+    def resize(self, lanes: Sequence[int]) -> simpy.Event:
+        self._resizing = (tuple(lanes), self._env.event())
         return self._resizing[1]
 
     def switch(self) -> simpy.Event:
@@ -118,17 +118,17 @@ class SimulatedTrainer:
         rollouts: list[Rollout] = []
         started_s, begins = self._env.now, None
         while (part := (yield parts.get())) is not None:
+            if not part:
+                yield from self._take_lanes()
+                continue
             lengths, begins = _lengths(part), begins is None
             if begins:
                 started_s = self._env.now
                 yield from self._begin(lengths)
-            else:
-                yield from self._take_lanes(within=True)
             yield from self._work(self.costs.inference(lengths))
             part = self._accepted(part)
             yield from self._work(self.costs.update(_lengths(part), 1, begins))
             rollouts += part
-        yield from self._take_lanes(within=True)
         return (yield from self._finish(rollouts, started_s, publish=True))
 
     def _accepted(self, rollouts: list[Rollout]) -> list[Rollout]:
@@ -174,12 +174,12 @@ class SimulatedTrainer:
         if self.costs.switch:
             yield from self._switch(self.lanes)
 
-    def _take_lanes(self, within: bool = False) -> simpy.events.ProcessGenerator:
-        """Resize, if that was asked for (`within` an update only what may be). Lanes that the
-        trainer leaves are free at once; the others move states."""
-        if self._resizing is None or (within and not self._resizing[2]):
+    def _take_lanes(self) -> simpy.events.ProcessGenerator:
+        """Resize, if that was asked for. Lanes that the trainer leaves are free at once; the others
+        move states."""
+        if self._resizing is None:
             return
-        (self.lanes, resized, _), self._resizing = self._resizing, None
+        (self.lanes, resized), self._resizing = self._resizing, None
         self.costs = replace(
             self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes)
         )

@@ -77,7 +77,7 @@ class System:
     prefix_caching: bool = True
     critic: Literal["serial", "fused"] | None = None
     adapt_split_every: int = 0
-    elastic: Literal["updates", "minibatches"] | None = None
+    elastic: Literal["updates", "minibatches", "updates and minibatches"] | None = None
     tp_sizes: tuple[int, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
 

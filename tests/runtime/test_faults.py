@@ -157,11 +157,11 @@ def test_a_split_that_adapts_and_losses_do_not_go_together():
 
 def test_samples_that_wait_for_their_worker_need_one_that_comes_back():
     gone = faults({"kind": "slow", "worker": 0, "factor": 2.0}, {"kind": "lost", "worker": 1})
-    check_faults(gone, 3, waits_for_lost=False, adapts_split=False)
+    check_faults(gone, 3, waits_for_lost=False, elastic=None)
     with pytest.raises(
         InputError, match=r"faults.1: worker 1 is lost for good, .* give it a back_s"
     ):
-        check_faults(gone, 3, waits_for_lost=True, adapts_split=False)
+        check_faults(gone, 3, waits_for_lost=True, elastic=None)
 
 
 def test_all_workers_may_be_lost_for_a_time():

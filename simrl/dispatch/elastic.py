@@ -16,14 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import simpy
 
-from simrl.dispatch.dispatcher import Dispatcher
-from simrl.runtime.recorder import Recorder
-from simrl.runtime.trainer import ResizableTrainer
-from simrl.runtime.worker import Worker
+if TYPE_CHECKING:  # so that systems can be listed without them
+    from simrl.dispatch.dispatcher import Dispatcher
+    from simrl.runtime.recorder import Recorder
+    from simrl.runtime.trainer import ResizableTrainer
+    from simrl.runtime.worker import Worker
 
 
 class ElasticPool:
@@ -42,10 +43,9 @@ class ElasticPool:
         gpus_per_rank: int = 1,
     ) -> None:
         self.dispatcher, self.trainer, self.may_train = dispatcher, trainer, may_train
-        self.units = [lane for lane in trainer.lanes if lane < len(workers)]
-        self.unit_gpus, self.gpus_per_rank = recorder.lanes[0].gpus, gpus_per_rank
+        self.units = list(trainer.lanes)
+        self.unit_gpus, self._gpus_per_rank = recorder.lanes[0].gpus, gpus_per_rank
         self._env, self._workers, self._recorder = env, workers, recorder
-        self._first = trainer.lanes
         self._left: list[int] = []  # other units that have left rollout, for the trainer to take
 
     @property
@@ -53,26 +53,13 @@ class ElasticPool:
         """The responses that are not finished."""
         return int(self.dispatcher.unfinished.sum())
 
-    @property
-    def ranks(self) -> int:
-        """The data-parallel ranks of the trainer."""
-        return self._gpus(self.trainer.lanes) // self.gpus_per_rank
-
-    @property
-    def free_gpus(self) -> int:
-        """The GPUs that have left rollout and that the trainer does not have."""
-        return self._gpus([*self._first, *self._left]) - self._gpus(self.trainer.lanes)
-
-    def _gpus(self, lanes: Iterable[int]) -> int:
-        return sum(self._recorder.lanes[lane].gpus for lane in lanes)
-
-    def valid_ranks(self, minibatch_groups: int) -> list[int]:
-        """Return the sizes of the trainer that divide the groups of a mini-batch, fit in memory,
-        and take whole units in addition to its own."""
-        rank, own = self.gpus_per_rank, self._gpus(self._first)
-        sizes = valid_ranks(self._gpus(range(len(self._recorder.lanes))) // rank, minibatch_groups)
-        whole = [ranks for ranks in sizes if (ranks * rank - own) % self.unit_gpus == 0]
-        return [ranks for ranks in whole if self.may_train(ranks * rank)]
+    def sizes(self, minibatch_groups: int) -> list[int]:
+        """Return the numbers of units on which the trainer can train: memory suffices, and the
+        groups of a mini-batch divide among its ranks."""
+        numbers = range(1, len(self._workers) + 1)
+        ranks = {n: n * self.unit_gpus // self._gpus_per_rank for n in numbers}
+        fitting = (n for n in numbers if self.may_train(n * self.unit_gpus))
+        return [n for n in fitting if minibatch_groups % ranks[n] == 0]
 
     def begin(self) -> None:
         """Let the trainer's units be the trainer's from the start; otherwise they roll out."""
@@ -99,6 +86,13 @@ class ElasticPool:
             yield loaded
             self.dispatcher.activate(unit)
 
+    def rebalance(self, most_running: int, sizes: Sequence[int]) -> simpy.events.ProcessGenerator:
+        """Let workers leave after a mini-batch, and the trainer take what it can."""
+        number = len(self.trainer.lanes)
+        counts = len(self.dispatcher.active), self.running, most_running
+        yield from self.move_out(leaving(*counts, number, sizes))
+        self.resize(grown(number, len(self.units) + len(self._left) - number, sizes))
+
     def move_out(self, number: int) -> simpy.events.ProcessGenerator:
         """Take the last `number` units out of rollout; the others are filled with their groups, the
         last unit first (RLinf counts from the other end)."""
@@ -110,20 +104,17 @@ class ElasticPool:
             for _, group in groupby(held[unit], lambda sample: (sample.epoch, sample.prompt_id))
         ]
         if groups:
-            loads = [len(held[unit]) for unit in rest]
-            places = filled(map(len, groups), loads, self.running // len(rest))
-            for group, place in zip(groups, places, strict=True):
+            loads, mean = [len(held[unit]) for unit in rest], self.running // len(rest)
+            for group, place in zip(groups, filled(map(len, groups), loads, mean), strict=True):
                 for sample in group:
                     self.dispatcher.move(sample, rest[place])
         self._left += [unit for unit in units if unit not in self.units]
         yield from self.to_trainer(units)
 
-    def resize(self, ranks: int) -> None:
-        """Give the trainer a number of ranks: its own units, then those that left rollout first."""
-        more = (ranks * self.gpus_per_rank - self._gpus(self._first)) // self.unit_gpus
-        lanes = (*self._first, *self._left[:more])
-        if lanes != self.trainer.lanes:
-            self.trainer.resize(lanes)
+    def resize(self, number: int) -> None:
+        """Give the trainer a number of units: its own, then those that left rollout first."""
+        if number != len(self.trainer.lanes):
+            self.trainer.resize([*self.units, *self._left][:number])
 
     def come_back(self, own: bool) -> simpy.events.ProcessGenerator:
         """Let all units roll out that left, and the trainer's `own`, too."""
@@ -169,8 +160,7 @@ class StepSwitch:
     release_steps: int = 2
     cost_window: int = 3
     poll_s: float = 2.0
-    _idle_steps: int = 0
-    _calm_steps: int = 0
+    _in_a_row: int = 0  # steps with idle time; negative: without
     _step: tuple[float, int] = (0.0, 0)  # seconds waited for missing groups, and these groups
     _all: tuple[float, int] = (0.0, 0)
     _costs: dict[str, deque[float]] = field(default_factory=dict)
@@ -197,7 +187,12 @@ class StepSwitch:
         if seconds > 0 and missing > 0:
             self._all = self._all[0] + seconds, self._all[1] + missing
         if self.adaptive:
-            self._adapt(seconds > self.poll_s)
+            idle, before = seconds > self.poll_s, self._in_a_row
+            self._in_a_row = max(before, 0) + 1 if idle else min(before, 0) - 1
+            if self._in_a_row >= self.release_steps:
+                self.ratio = min(1.0, self.ratio + self.step_up)
+            elif -self._in_a_row >= self.release_steps:
+                self.ratio = max(1 / self.minibatches, self.ratio - self.step_down)
         lacking = max(0, self.threshold - ready)
         if last or not lacking:
             return False
@@ -205,16 +200,6 @@ class StepSwitch:
             return True
         gain = lacking * self._all[0] / self._all[1] * (1 - self.standalone)
         return gain > sum(sum(costs) / len(costs) for costs in self._costs.values())
-
-    def _adapt(self, idle: bool) -> None:
-        """Raise the ratio when steps in a row had idle time, lower it when none had."""
-        most = self.release_steps
-        self._idle_steps = min(self._idle_steps + 1, most) if idle else 0
-        self._calm_steps = 0 if idle else min(self._calm_steps + 1, most)
-        if self._idle_steps >= most:
-            self.ratio = min(1.0, self.ratio + self.step_up)
-        elif self._calm_steps >= most:
-            self.ratio = max(1 / self.minibatches, self.ratio - self.step_down)
 
 
 # of verl's default policy: its clip of an increase, its decrease, seconds of a switch and of a
@@ -280,36 +265,20 @@ class DynamicSchedule:
             self.ratio -= DOWN
 
 
-def valid_ranks(most: int, minibatch_groups: int) -> list[int]:
-    """Return the data-parallel sizes up to `most` that divide the groups of a mini-batch
-    (RLinf/RLinf@a3816b5, scheduler/dynamic_scheduler/utils.py)."""
-    return [ranks for ranks in range(1, most + 1) if minibatch_groups % ranks == 0]
+def grown(train: int, free: int, sizes: Iterable[int]) -> int:
+    """Return the largest of the sizes that a trainer of `train` units reaches with `free` more
+    (RLinf/RLinf@a3816b5, scheduler/dynamic_scheduler/manager.py, `ActorManager.try_allocate`)."""
+    return max([train, *(size for size in sizes if size <= train + free)])
 
 
-def grown(free_gpus: int, ranks: int, gpus_per_rank: int, valid: Iterable[int]) -> int:
-    """Return the largest valid size that a trainer of `ranks` reaches with `free_gpus` more
-    (RLinf's `ActorManager.try_allocate`)."""
-    most = ranks + free_gpus // gpus_per_rank
-    return max([ranks, *(size for size in valid if ranks < size <= most)])
-
-
-def leaving(
-    instances: int,
-    running: int,
-    most_running: int,
-    gpus_each: int,
-    ranks: int,
-    gpus_per_rank: int,
-    valid: Sequence[int],
-) -> int:
-    """Return how many rollout instances leave after a mini-batch: all if nothing runs; else of
-    those that are not needed for the `running` responses, at `most_running` each, as many as lift
-    the trainer to a larger valid size (RLinf's `RolloutManager.migrate_policy`)."""
+def leaving(workers: int, running: int, most_running: int, train: int, sizes: Iterable[int]) -> int:
+    """Return how many workers leave after a mini-batch: all if nothing runs; else of those that are
+    not needed for the `running` responses, at `most_running` each, as many as lift a trainer of
+    `train` units to a larger size (RLinf's `RolloutManager.migrate_policy`)."""
     if running == 0:
-        return instances
-    spare = max(0, instances - math.ceil(running / most_running)) if instances > 1 else 0
-    gained = grown(spare * gpus_each, ranks, gpus_per_rank, valid) - ranks
-    return math.ceil(gained * gpus_per_rank / gpus_each)
+        return workers
+    spare = max(0, workers - math.ceil(running / most_running)) if workers > 1 else 0
+    return grown(train, spare, sizes) - train
 
 
 def filled(moving: Iterable[int], running: Sequence[int], expected: int) -> list[int]:

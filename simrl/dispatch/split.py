@@ -18,7 +18,6 @@ import math
 import simpy
 
 from simrl.dispatch.elastic import ElasticPool
-from simrl.runtime.recorder import Recorder
 
 TARGET = 0.85  # share of the time in which the trainer should be busy
 BUSY_ENOUGH = (0.75, 0.95)  # nothing moves in between
@@ -39,29 +38,25 @@ def wanted_train_units(units: int, train_units: int, train_busy: float, least: i
     return min(max(wanted, least), units - 1)
 
 
-def adapt(
-    env: simpy.Environment, pool: ElasticPool, recorder: Recorder, every: int
-) -> simpy.events.ProcessGenerator:
+def adapt(env: simpy.Environment, pool: ElasticPool, every: int) -> simpy.events.ProcessGenerator:
     """Lend the trainer its units, then adapt the split after every `every` updates."""
     trainer, may_train, gpus = pool.trainer, pool.may_train, pool.unit_gpus
     units = len(pool.dispatcher.unfinished)
     pool.begin()
-    rest = [lane for lane in trainer.lanes if lane >= units]  # GPUs that make no unit
-    rest_gpus = sum(recorder.lanes[lane].gpus for lane in rest)
-    least = next(n for n in range(units + 1) if may_train(rest_gpus + n * gpus))
+    least = next(n for n in range(units + 1) if may_train(n * gpus))
     while True:
         # Measured from the end of an update to the end of another; the wait for the first batch,
         # and the update during which units moved, are not typical.
         yield trainer.published(trainer.version + 1)
         since_s, busy_s = env.now, trainer.busy_s
         yield trainer.published(trainer.version + every)
-        lent = [lane for lane in trainer.lanes if lane not in rest]
+        lent = trainer.lanes
         wanted = wanted_train_units(
             units, len(lent), (trainer.busy_s - busy_s) / (env.now - since_s), least
         )
-        while wanted < units - 1 and not may_train(rest_gpus + wanted * gpus):
+        while wanted < units - 1 and not may_train(wanted * gpus):
             wanted += 1  # the next number that the trainer fits
-        if not may_train(rest_gpus + wanted * gpus):
+        if not may_train(wanted * gpus):
             continue
         if wanted > len(lent):
             leaving = pool.dispatcher.active[-(wanted - len(lent)) :]

@@ -20,7 +20,6 @@ from math import ceil
 
 import simpy
 
-from simrl.dispatch.elastic import grown, leaving
 from simrl.pipelines.batch import Batch, submit_groups
 from simrl.pipelines.batchwise import OneByOne
 from simrl.pipelines.context import RunContext
@@ -40,7 +39,7 @@ def rlinf_dynamic(
     """Roll out a batch and train it, step after step, on GPUs that change sides meanwhile."""
     assert run.pool is not None  # of a system with `elastic`
     pool, part_groups = run.pool, -(-run.workload.batch_groups // minibatches)
-    first_ranks, valid = pool.ranks, pool.valid_ranks(part_groups)
+    sizes = pool.sizes(part_groups)
     if not pre_process:
         pool.begin()
     for _ in range(run.steps):
@@ -59,17 +58,14 @@ def rlinf_dynamic(
             if trained and minibatches_left > 0:
                 if wait_before_last and minibatches_left == 1:
                     yield over
-                shape = pool.ranks, pool.gpus_per_rank, valid
-                counts = len(pool.dispatcher.active), pool.running, most_running
-                yield from pool.move_out(leaving(*counts, pool.unit_gpus, *shape))
-                pool.resize(grown(pool.free_gpus, *shape))
+                yield from pool.rebalance(most_running, sizes)
                 parts.put([])
                 yield needed
                 needed = parts.needed.next
             if (part := (yield batch.parts.get())) is None:
                 break
             parts.put(part)
-        pool.resize(first_ranks)
+        pool.resize(len(pool.units))
         parts.put([])
         parts.put(None)
         yield updated

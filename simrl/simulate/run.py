@@ -152,7 +152,7 @@ class Schedule:
             pool = ElasticPool(*shared, prepared.may_train, rank)
             context = replace(context, pool=pool)
         if system.adapt_split_every:
-            env.process(adapt(env, pool, self.recorder, system.adapt_split_every))
+            env.process(adapt(env, pool, system.adapt_split_every))
         self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
         env.process(system.pipeline(context))
 

@@ -198,7 +198,7 @@ class StepSwitch:
             return False
         if not self._all[1] or len(self._costs) < 2:
             return True
-        gain = lacking * self._all[0] / self._all[1] * (1 - self.standalone)
+        gain = lacking * (self._all[0] / self._all[1]) * (1 - self.standalone)
         return gain > sum(sum(costs) / len(costs) for costs in self._costs.values())
 
 

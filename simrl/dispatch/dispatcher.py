@@ -73,11 +73,12 @@ class Dispatcher:
         partials: Sequence[Sequence[Rollout | None]] | None = None,
         needed: Sequence[int] | None = None,
         max_tokens: Sequence[Sequence[int | None]] | None = None,
+        to: Sequence[int | None] | None = None,
     ) -> list[GroupRun]:
         """Submit groups of which only the ends count: a simulation need not follow each sample. A
         group can be withdrawn (`withdraw_groups`); nothing else can be asked of its samples.
         `needed` is of `GroupRun`, the rest as in `submit`, with more `max_tokens` than a partial
-        has."""
+        has; `to` is of all samples in a row, None for those that the rule places."""
         before = partials or [[None] * len(group) for group in groups]
         counts: Sequence[int | None] = needed or [None] * len(groups)
         described = zip(groups, before, counts, strict=True)
@@ -90,7 +91,7 @@ class Dispatcher:
         ]
         whole = self._workers[0].groups
         if whole is None or not idle:
-            submit_and_follow(runs, self.submit, cuts)
+            submit_and_follow(runs, self.submit, cuts, to)
             return runs
         samples = [sample for group in groups for sample in group]
         self._expect(samples)
@@ -101,6 +102,8 @@ class Dispatcher:
             places[at] = self._rule.place(
                 [samples[i] for i in at], self._load(), self._placed, self.history
             )
+            for i in at if to is not None else ():
+                places[i] = places[i] if to[i] is None else to[i]
             self._placed += len(at)
             self._places.unfinished += np.bincount(places[at], minlength=len(self._workers))
         for run in runs:
@@ -137,7 +140,7 @@ class Dispatcher:
         samples: Sequence[Sample],
         partials: Sequence[Rollout | None] | None = None,
         max_tokens: int | None = None,
-        to: Sequence[int] | None = None,
+        to: Sequence[int | None] | None = None,
         min_version: int = 0,
     ) -> list[simpy.Event]:
         """Return an event for each sample, in order; it fires with the sample's `Rollout`: done, or

@@ -21,14 +21,16 @@ def submit_and_follow(
     groups: Sequence[GroupRun],
     submit: Callable[..., list[simpy.Event]],
     cuts: Sequence[int | None],
+    to: Sequence[int | None] | None = None,
 ) -> None:
     """Submit the samples of groups with a dispatcher's `submit`; `cuts` has the `max_tokens` of
-    each sample."""
+    each sample, `to` its worker."""
     samples = [sample for group in groups for sample in group.samples]
     partials = [partial for group in groups for partial in group.partials]
     ends: dict[int, simpy.Event] = {}
     for cut, at in together(cuts):
-        events = submit([samples[i] for i in at], [partials[i] for i in at], cut)
+        places = None if to is None else [to[i] for i in at]
+        events = submit([samples[i] for i in at], [partials[i] for i in at], cut, places)
         ends.update(zip((samples[i].uid for i in at), events, strict=True))
     for group in groups:
         _follow(group, [ends[sample.uid] for sample in group.samples])

@@ -38,8 +38,11 @@ class Rules:
 
     Weights are synced after every `updates_per_sync` updates. A sync waits for nothing, until the
     next batch is "ready", or, while no group begins, until no response is unfinished ("generated")
-    or no group runs ("scored"). While the workers load, groups begin if it `admits`, and the trainer goes on if it
-    `overlaps`. (`System.on_update` says what a load does to running requests.)
+    or no group runs ("scored"). While the workers load, groups begin if it `admits`, and the trainer
+    goes on if it `overlaps`. (`System.on_update` says what a load does to running requests.)
+
+    If the trainer is on the workers' GPUs, it `sleeps`: what runs is taken back before an update, and
+    goes on at the same workers once they have loaded. `at_sync` is called when a sync begins.
 
     `ahead` batches may be taken before the trainer is free. The buffer is looked at when a group is
     finished, or every `poll_s` seconds from the first look for an update on. `begin` starts what
@@ -58,6 +61,8 @@ class Rules:
     sync_after: Literal["nothing", "ready", "generated", "scored"] = "nothing"
     admits: bool = True
     overlaps: bool = False
+    sleeps: bool = False
+    at_sync: Callable[[GroupStream], object] = lambda stream: None
     ahead: int = 0
     poll_s: float = 0.0
     begin: Callable[[GroupStream], object] = lambda stream: None
@@ -77,7 +82,7 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
         while (groups := _look(stream, rules)) is None:
             yield stream.news_for_update()
             if rules.poll_s:
-                yield run.env.timeout(_until_next(run.env.now - looked_s, rules.poll_s))
+                yield run.env.timeout(until_next(run.env.now - looked_s, rules.poll_s))
         rollouts = stream.take_batch(groups)
         _evict(stream, rules, "pull")
         update = _update(stream, rules, rollouts, number, updates[-1] if updates else None)
@@ -97,7 +102,7 @@ def _look(stream: GroupStream, rules: Rules) -> list[Finished] | None:
     return rules.ready(stream)
 
 
-def _until_next(waited_s: float, poll_s: float) -> float:
+def until_next(waited_s: float, poll_s: float) -> float:
     """Return the seconds to the next look, of looks every `poll_s` seconds."""
     looks = math.ceil(round(waited_s / poll_s, 9))
     return max(looks * poll_s - waited_s, 0.0)
@@ -121,6 +126,8 @@ def _update(
     if before is not None:
         yield before
     syncs = number % rules.updates_per_sync == 0
+    if rules.sleeps:
+        yield stream.sleep()
     yield stream.run.trainer.train(rollouts, publish=syncs)
     if syncs and rules.overlaps:
         stream.run.env.process(_sync(stream, rules))
@@ -130,6 +137,7 @@ def _update(
 
 def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     """Bring the newest weights to all workers."""
+    rules.at_sync(stream)
     while rules.sync_after == "ready" and _look(stream, rules) is None:
         yield stream.news_for_update()
     if rules.sync_after in ("generated", "scored") or not rules.admits:
@@ -146,5 +154,6 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     yield loaded
     stream.noted_version = stream.version
     stream.syncs += 1
+    stream.wake()
     if rules.overlaps or not rules.admits:
         stream.resume()

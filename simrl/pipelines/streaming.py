@@ -76,6 +76,9 @@ class GroupStream:
         self._stamp = stamp or (lambda: run.trainer.version)
         self._at_workers: dict[int, GroupRun] = {}
         self._evicted: set[int] = set()
+        self._asleep: dict[int, list[Rollout]] = {}  # what was taken back, by number
+        self._taken_back: set[int] = set()  # numbers of groups that were to come back
+        self._done: dict[int, list[Rollout]] = {}  # finished responses of groups that went on
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
         self.run = run
@@ -114,9 +117,7 @@ class GroupStream:
                     "(version + 1 + ahead) * batch - GroupStream.kept"
                 )
             number, group = self._next()
-            [at_workers] = run.dispatcher.submit_groups([group])
-            self._at_workers[number] = at_workers
-            on_fire(at_workers.over, partial(self._ended, number))
+            self._follow(number, run.dispatcher.submit_groups([group]))
             room = self._checked_room(self._room)
 
     def _checked_room(self, rule: Callable[[], int]) -> int:
@@ -195,6 +196,38 @@ class GroupStream:
         """Let groups begin again."""
         self.paused = False
         self.admit()
+
+    def sleep(self) -> simpy.Event:
+        """Take what runs back from the workers, with its tokens, and let no group begin, until
+        `wake`. Return an event that fires when nothing is there."""
+        self.pause()
+        out = {
+            number: group for number, group in self._at_workers.items() if not group.over.triggered
+        }
+        self._taken_back = set(out)
+        self.run.dispatcher.withdraw_groups(list(out.values()))
+        return gather(self.run.env, [group.over for group in out.values()])
+
+    def wake(self) -> None:
+        """Let what was taken back go on, each response at its worker."""
+        asleep, self._asleep, self._taken_back = self._asleep, {}, set()
+        for number, rollouts in asleep.items():
+            self._done[number] = [rollout for rollout in rollouts if rollout.done]
+            left = [rollout for rollout in rollouts if not rollout.done]
+            begun = [rollout if rollout.segments else None for rollout in left]
+            lanes = [rollout and rollout.segments[-1].worker for rollout in begun]
+            self._follow(
+                number,
+                self.run.dispatcher.submit_groups(
+                    [[rollout.sample for rollout in left]],
+                    [begun],
+                    to=[None if lane is None else lane // self.run.lanes_each for lane in lanes],
+                ),
+            )
+
+    def _follow(self, number: int, at_workers: list[GroupRun]) -> None:
+        [self._at_workers[number]] = at_workers
+        on_fire(self._at_workers[number].over, partial(self._ended, number))
 
     def drop(self, groups: list[Finished]) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their
@@ -282,13 +315,19 @@ class GroupStream:
     def _ended(self, number: int, ended: Any) -> None:
         if not ended.ok:
             raise ended.value  # a worker that died, or its engine's error
+        rollouts = ended.value
+        if done := self._done.pop(number, None):
+            rollouts = sorted([*done, *rollouts], key=lambda rollout: rollout.sample.uid)
+        if number in self._taken_back and not all(rollout.done for rollout in rollouts):
+            self._asleep[number] = rollouts
+            return
         self._generating -= 1
         if not self._generating:
             self._drained.fire()
         if number in self._evicted:
-            self._gone(number, ended.value)
+            self._gone(number, rollouts)
         else:
-            on_fire(self.run.rewarder.score(ended.value), partial(self._scored, number))
+            on_fire(self.run.rewarder.score(rollouts), partial(self._scored, number))
 
     def _gone(self, number: int, rollouts: list[Rollout]) -> None:
         """Record the responses of an evicted group, which has left its workers."""

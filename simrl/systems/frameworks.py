@@ -1,15 +1,146 @@
-"""Recipes under the names of frameworks, as people launch them today, with the framework's
-defaults."""
+"""Recipes under the names of today's frameworks, with their defaults."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import Literal
+from math import ceil
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from simrl.dispatch.rules import DISPATCHES
+from simrl.pipelines.batchwise import batchwise
+from simrl.pipelines.buffered import Rules, buffered
 from simrl.pipelines.rlinf_dynamic import rlinf_dynamic as rlinf_dynamic_pipeline
-from simrl.systems.system import Count, System, recipe
+from simrl.pipelines.verl_v1 import (
+    POLL_S,
+    batches_and_warmup,
+    evicted,
+    oldest_stamp_first,
+    polled,
+    step,
+)
+from simrl.runtime.worker import OnUpdate
+from simrl.systems.system import OWN_GPUS, Count, System, recipe
+
+VERL_V1 = "verl V1, verl@1dda039 trainer/ppo/v1"
+
+
+@recipe("dispatch", minibatches=4)
+def verl_v1_sync(filter_groups: bool = False, max_inflight_batches: Count = 1) -> System:
+    """verl's default trainer (trainer_mode: sync): every GPU rolls out the batch, then all train; on-policy.
+
+    A step submits its batch of prompts, waits until all are finished, and looks at its buffer every two seconds
+    (`poll_interval`). Batches do not pass through one process (TransferQueue). The GPUs switch from rollout to training,
+    compute log-probs (`log_probs`; 0 with rollout_correction.bypass_mode), update, and switch back. `minibatches` is
+    train_batch_size over ppo_mini_batch_size. With `filter_groups` (algorithm.filter_groups.enable), groups with equal rewards
+    are evicted when the buffer is looked at, and each is credited with two fresh ones, of which no more begin than leave
+    `max_inflight_batches` (max_inflight_gen_batches) batches under way. Once the good groups suffice, what is under way ends,
+    and the surplus is discarded.
+    Not modelled: groups that fail (sync_refill_failed_groups).
+    """
+    return System(
+        pipeline=partial(
+            batchwise,
+            eta=0,
+            collector=partial(polled, filters=filter_groups, most_batches=max_inflight_batches),
+        ),
+        schedule="synchronous, polled",
+        filter_groups="polled" if filter_groups else False,
+        paper=VERL_V1,
+        off_policyness=0,
+    )
+
+
+Warmup = Annotated[float, Field(ge=0, le=100)]  # batches
+
+
+def verl_v1(
+    updates: int,
+    warmup_batches: float,
+    max_span: int | None,
+    on_stale: Literal["drop", "wait"],
+    filter_groups: bool,
+    **rules: Any,
+) -> dict[str, Any]:
+    """Return the fields that verl V1's asynchronous modes share: a step makes `updates`."""
+    waits = max_span if on_stale == "wait" else None
+    words = Rules(
+        budget=partial(batches_and_warmup, updates=updates, warmup=warmup_batches),
+        ready=partial(oldest_stamp_first, updates=updates, waits_at=waits),
+        groups=lambda batch: max(batch // updates, 1),
+        stamp=partial(step, updates=updates),
+        stale=partial(
+            evicted,
+            updates=updates,
+            longest=None if waits else max_span,
+            filters=filter_groups,
+        ),
+        updates_per_sync=updates,
+        admits=False,
+        poll_s=POLL_S,
+        **rules,
+    )
+    late = ceil(warmup_batches) - 1 if waits and warmup_batches > 1 else 0
+    return {
+        "pipeline": partial(buffered, rules=words),
+        "filter_groups": "polled" if filter_groups else False,
+        "paper": VERL_V1,
+        "off_policyness": None if max_span is None else (max_span + late) * updates - 1,
+    }
+
+
+@recipe("dispatch", minibatches=4)
+def verl_v1_colocate_async(
+    warmup_batches: Warmup = 1.0,
+    max_span: Count | None = 8,
+    on_stale: Literal["drop", "wait"] = "drop",
+    filter_groups: bool = False,
+) -> System:
+    """verl's trainer_mode colocate_async: rollout of the next batch has begun; what is left when one is ready goes on later.
+
+    A step begins with the submission of a whole batch of prompts, the first one with `warmup_batches` (num_warmup_batches;
+    rounded down to whole groups) more. The buffer is looked at every two seconds (`poll_interval`). Once a batch of groups is
+    finished, those of the oldest steps first, generation ends: what runs is aborted with its tokens, the engines sleep, and the
+    same GPUs train (`minibatches`: train_batch_size over ppo_mini_batch_size). Then the engines load the weights, and an
+    aborted request goes on at the server that had it, where its tokens are prefilled again; the second that it waits first is
+    over by then. A group's span is the number of steps from its submission to the present one, both counted. A finished group
+    whose span exceeds `max_span` (sampler.max_off_policy_threshold; null: any) is evicted (`on_stale`, max_off_policy_strategy:
+    drop), or no batch is taken while an unfinished group has that span (wait). `filter_groups` (algorithm.filter_groups.enable)
+    evicts groups with equal rewards, too. Each evicted group is replaced by a fresh one, at the same look.
+    Not modelled: groups that fail; the order of equally old groups, which is that of a set (here that of their submission).
+    """
+    shared = verl_v1(1, warmup_batches, max_span, on_stale, filter_groups, sleeps=True)
+    return System(schedule="colocated, the next batch ahead", **shared)
+
+
+@recipe(*OWN_GPUS, "dispatch", without="minibatches")
+def verl_v1_separate_async(
+    sync_step: Count = 4,
+    warmup_batches: Warmup = 1.0,
+    max_span: Count | None = 8,
+    on_stale: Literal["drop", "wait"] = "drop",
+    filter_groups: bool = False,
+) -> System:
+    """verl's trainer_mode separate_async: mini-batches train as soon as their groups are ready, weights go out once a step.
+
+    A step trains a batch in `sync_step` (parameter_sync_step) updates of a mini-batch each; an update is a step of the run. It
+    begins as in verl_v1_colocate_async, looks at its buffer as often, and evicts, waits and refills by the same rules: span
+    counts steps. An update trains as soon as a mini-batch of groups is ready, those of the oldest steps first. After the last
+    one of a step, requests are aborted with their tokens, the weights are broadcast and loaded, and generation resumes: an
+    aborted request goes on at its server, a second after it was aborted at the earliest, and prefills its tokens again.
+    `log_probs` is 1 unless rollout_correction.bypass_mode takes those of the rollout.
+    Not modelled: weights that go to the host and back where log-probs are those of the step's first weights; as for
+    verl_v1_colocate_async.
+    """
+    shared = verl_v1(sync_step, warmup_batches, max_span, on_stale, filter_groups)
+    return System(
+        pauses=True,
+        on_update=OnUpdate("recompute", retry_s=1.0),
+        schedule="asynchronous, weights once a batch",
+        **shared,
+    )
 
 
 @recipe("rollout_share")

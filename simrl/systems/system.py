@@ -39,7 +39,7 @@ MOST_ROUNDS = 10  # of dynamic sampling for one batch, as in verl's recipe
 assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
 
 
-Filter = bool | Literal["after_log_probs"]
+Filter = bool | Literal["after_log_probs", "polled"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,11 +52,11 @@ class System:
     through one process. `host_buffer`: workers load weights from their own host. `pauses`: workers
     that load weights stop when their publication begins. `on_update`: what a load does to requests,
     where the pipeline leaves it to the system. `filter_groups`: groups with equal rewards
-    are not trained; `after_log_probs`: theirs are computed. `prefix_caching`: its engines cache
-    prefixes, unless the scenario says otherwise. `critic`: a critic is trained, too
-    (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and training,
-    those of the trainer between "updates" or any between "minibatches". `tp_sizes`: tensor-parallel
-    sizes that rollout may have in place of the cluster's.
+    are not trained; `after_log_probs`: theirs are computed; `polled`: the pipeline drops them.
+    `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a
+    critic is trained, too (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and
+    training, those of the trainer between "updates" or any between "minibatches". `tp_sizes`:
+    tensor-parallel sizes that rollout may have in place of the cluster's.
     """
 
     name: str = ""

@@ -105,6 +105,9 @@ class TrainingConfig(
     remove_padding: bool = False
     """fixed: sequences are packed (verl's use_remove_padding, AReaL); if not, each is padded to the
     longest of its micro-batch. The other settings of microbatching always pack"""
+    padded_to: Literal["microbatch", "minibatch"] = "microbatch"
+    """fixed, without remove_padding: whose longest sequence a rank pads its sequences to (minibatch:
+    verl's pad_bshd_to_minibatch_max, its default with Megatron)"""
     extra_log_probs: NonNegativeInt = 0
     """log-prob passes in addition to the system's own (a reference, a teacher), each as long as the
     policy's unless `reference_model` is given"""

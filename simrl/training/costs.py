@@ -9,6 +9,7 @@ utilisation that was measured; neither is fitted to the outcome of a schedule.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from typing import Literal
@@ -273,9 +274,8 @@ class TrainingCosts:
                 for rank in range(self.ranks)
             ]
             ranks = np.repeat(np.arange(self.ranks), list(map(len, parts)))
-            packed = config.remove_padding
             sums = [
-                (part.sum() if packed else part.size * part.max(), (part**2).sum(), part.size)
+                (self._padded(part, of_rank), (part**2).sum(), part.size)
                 for of_rank in parts
                 for part in of_rank
             ]
@@ -322,6 +322,14 @@ class TrainingCosts:
             stages_s(of_group[of_group[:, -1] > 0], forward, passes > 1)
             for of_group in each_stage_s
         )
+
+    def _padded(self, part: Ints, parts: Sequence[Ints]) -> int:
+        """Return the tokens of a micro-batch of a fixed number of sequences, one of a rank's
+        `parts` of the mini-batch, padding included."""
+        if self.config.remove_padding:
+            return int(part.sum())
+        among = parts if self.config.padded_to == "minibatch" else [part]
+        return part.size * max(int(one.max()) for one in among)
 
     @property
     def _forward_share(self) -> float:

@@ -1,19 +1,10 @@
 """An elastic pool: who asks for GPUs, who gives them, and that nothing is lost on the way."""
 
-from collections import defaultdict
-from itertools import pairwise
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simrl.dispatch.elastic import DynamicSchedule, StepSwitch, filled, grown, leaving
-from simrl.errors import InputError
-from simrl.simulate.prepare import prepare
-from simrl.simulate.run import simulate
-from tests.conservation import assert_nothing_is_lost
-from tests.helpers import Watched, examples, lanes, prepared, rows, scenario, watch
 from tests.references.elastic import DynamicSchedules, StepSwitches, released, scattered
 
 # verl V1's switch

@@ -47,11 +47,19 @@ class ElasticPool:
         self.unit_gpus, self._gpus_per_rank = recorder.lanes[0].gpus, gpus_per_rank
         self._env, self._workers, self._recorder = env, workers, recorder
         self._left: list[int] = []  # other units that have left rollout, for the trainer to take
+        self.rule: Rule | None = None  # of the trainer's own units, between updates
+        self.rolls_out = False  # whether these roll out now
+        self._spread = True
 
     @property
     def running(self) -> int:
         """The responses that are not finished."""
         return int(self.dispatcher.unfinished.sum())
+
+    @property
+    def standalone(self) -> float:
+        """The share of the GPUs that always roll out, where the trainer's own are lent."""
+        return 1 - len(self.units) / len(self._workers)
 
     def sizes(self, minibatch_groups: int) -> list[int]:
         """Return the numbers of units on which the trainer can train: memory suffices, and the
@@ -121,23 +129,33 @@ class ElasticPool:
         units, self._left = self._left + own * self.units, []
         yield from self.to_rollout(units)
 
-    def lend(self, spread: bool = True) -> simpy.events.ProcessGenerator:
-        """Let the trainer's own GPUs roll out: its states go to the host. With `spread`, all samples
-        are then dealt anew. Returns the seconds."""
+    def follow(self, rule: Rule, rolls_out: bool, spread: bool = True) -> None:
+        """Let a rule lend the trainer's own units to rollout between updates; at first they are
+        there if `rolls_out`. With `spread`, all samples are dealt anew when they come."""
+        self.rule, self.rolls_out, self._spread = rule, rolls_out, spread
+        if not rolls_out:
+            self.begin()
+
+    def lend(self) -> simpy.events.ProcessGenerator:
+        """Let the trainer's own units roll out; its states go to the host."""
         started_s = self._env.now
         yield self.trainer.switch()
         yield from self.to_rollout(self.units)
-        for samples in self.dispatcher.held() if spread else []:
+        for samples in self.dispatcher.held() if self._spread else []:
             for sample in samples:
                 self.dispatcher.move(sample)
-        return self._env.now - started_s
+        self.rolls_out = True
+        if self.rule is not None:
+            self.rule.switched("rollout", self._env.now - started_s)
 
     def take_back(self) -> simpy.events.ProcessGenerator:
-        """Let the trainer have its own GPUs again, with its states. Returns the seconds."""
+        """Let the trainer have its own units again, and its states."""
         started_s = self._env.now
         yield from self.to_trainer(self.units)
         yield self.trainer.switch()
-        return self._env.now - started_s
+        self.rolls_out = False
+        if self.rule is not None:
+            self.rule.switched("trainer", self._env.now - started_s)
 
 
 @dataclass
@@ -179,6 +197,11 @@ class StepSwitch:
         """Note the seconds of a switch."""
         self._costs.setdefault(to, deque(maxlen=self.cost_window)).append(seconds)
 
+    def waits(self, finished: int, ready: bool) -> bool:
+        """Return whether lent GPUs go on rolling out: too few groups are `finished`, or the next
+        update is not `ready`."""
+        return finished < self.threshold or not ready
+
     def lends(self, ready: int, last: bool = False) -> bool:
         """Return whether the trainer's GPUs roll out now, after a step; `ready` groups may be
         trained in the next one."""
@@ -201,6 +224,9 @@ class StepSwitch:
         gain = lacking * (self._all[0] / self._all[1]) * (1 - self.standalone)
         return gain > sum(sum(costs) / len(costs) for costs in self._costs.values())
 
+    def over(self) -> None:
+        """End the step's synchronisation, after the switch."""
+
 
 # of verl's default policy: its clip of an increase, its decrease, seconds of a switch and of a
 # group before one is known, and the cycles whose switches are averaged
@@ -220,6 +246,7 @@ class DynamicSchedule:
     cycle: int
     ratio: float = 0.3
     policy: Literal["default", "static_fully_async", "fixed_ratio"] = "default"
+    poll_s: float = 1.0
     _group_s: float = UNKNOWN_GROUP_S
     _waited: tuple[float, int] = (0.0, 0)
     _switch_s: float = 0.0  # of this cycle
@@ -238,7 +265,11 @@ class DynamicSchedule:
         """Note the seconds of a switch."""
         self._switch_s += seconds
 
-    def lends(self, surplus: int, last: bool = False) -> bool:
+    def waits(self, finished: int, ready: bool) -> bool:
+        """Return whether lent GPUs go on rolling out: too few groups are `finished`."""
+        return finished < self.threshold
+
+    def lends(self, surplus: int) -> bool:
         """Return whether the trainer's GPUs roll out after this synchronisation; `surplus` groups
         were generated beyond those that the cycles so far trained."""
         lacking = self.ratio * self.cycle - surplus
@@ -250,7 +281,7 @@ class DynamicSchedule:
         cost_s = sum(self._costs) / len(self._costs) if self._costs else UNKNOWN_SWITCH_S
         return lacking * self._group_s > cost_s
 
-    def synchronised(self) -> None:
+    def over(self) -> None:
         """Adapt the ratio to the cycle that ends, after its switches."""
         missing, switch_s = self._waited[1], self._switch_s
         self._waited, self._switch_s = (0.0, 0), 0.0
@@ -263,6 +294,32 @@ class DynamicSchedule:
             self.ratio = min(1.0, self.ratio + up)
         else:
             self.ratio -= DOWN
+
+
+@dataclass(frozen=True)
+class EachUpdate:
+    """ROLL's rule (`partial_gpu_mode`; alibaba/ROLL@8eb27cc, pipeline/agentic/agentic_pipeline.py):
+    the trainer's GPUs roll out from each load of weights until the next batch is taken."""
+
+    poll_s: float = 0.0
+
+    def waits(self, finished: int, ready: bool) -> bool:
+        """Return whether lent GPUs go on rolling out: no batch is `ready`."""
+        return not ready
+
+    def lends(self, ready: int) -> bool:
+        """Return that they do after each synchronisation."""
+        return True
+
+    def waited(self, seconds: float, missing: int) -> None:
+        """Note nothing, as `switched` and `over`."""
+
+    def switched(self, to: Literal["rollout", "trainer"], seconds: float) -> None: ...
+
+    def over(self) -> None: ...
+
+
+Rule = StepSwitch | DynamicSchedule | EachUpdate
 
 
 def grown(train: int, free: int, sizes: Iterable[int]) -> int:

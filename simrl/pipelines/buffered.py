@@ -78,11 +78,12 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
     stream.admit()
     updates: deque[simpy.Event] = deque()  # that have batches and are not over
     for number in range(1, run.steps + 1):
-        looked_s = run.env.now
+        yield from _take_back(stream, rules)
+        looked_s, missing = run.env.now, max(0, stream.batch - len(stream.buffer))
         while (groups := _look(stream, rules)) is None:
-            yield stream.news_for_update()
-            if rules.poll_s:
-                yield run.env.timeout(until_next(run.env.now - looked_s, rules.poll_s))
+            yield from _next_look(stream, rules.poll_s, looked_s)
+        if run.pool is not None and run.pool.rule is not None:
+            run.pool.rule.waited(run.env.now - looked_s, missing)
         rollouts = stream.take_batch(groups)
         _evict(stream, rules, "pull")
         update = _update(stream, rules, rollouts, number, updates[-1] if updates else None)
@@ -100,6 +101,35 @@ def _look(stream: GroupStream, rules: Rules) -> list[Finished] | None:
     if (stale := rules.stale) is not None and rules.drop_at != "finish":
         stream.drop([group for group in stream.buffer if stale(stream, group)])
     return rules.ready(stream)
+
+
+def _next_look(stream: GroupStream, poll_s: float, since_s: float) -> simpy.events.ProcessGenerator:
+    """Wait for the next finished group, and then for a look, of looks every `poll_s` seconds."""
+    yield stream.news_for_update()
+    if poll_s:
+        yield stream.run.env.timeout(until_next(stream.now_s - since_s, poll_s))
+
+
+def _take_back(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
+    """Let the trainer have its own GPUs again when the rule that lends them says so."""
+    pool, looked_s = stream.run.pool, stream.now_s
+    if pool is None or pool.rule is None or not pool.rolls_out:
+        return
+    while pool.rule.waits(ready=_look(stream, rules) is not None, finished=len(stream.buffer)):
+        yield from _next_look(stream, pool.rule.poll_s, looked_s)
+    yield from pool.take_back()
+
+
+def _lends(stream: GroupStream, rules: Rules) -> bool:
+    """Return whether the trainer's own GPUs are lent: of finished groups, those count that are not
+    stale in the next step."""
+    pool, stale = stream.run.pool, rules.stale
+    if pool is None or pool.rule is None:
+        return False
+    noted, stream.noted_version = stream.noted_version, stream.version
+    ready = sum(stale is None or not stale(stream, group) for group in stream.buffer)
+    stream.noted_version = noted
+    return pool.rule.lends(ready)
 
 
 def until_next(waited_s: float, poll_s: float) -> float:
@@ -147,11 +177,17 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     while rules.sync_after == "scored" and stream.running:
         yield stream.news()
     _evict(stream, rules, "sync")
+    lends, pool = _lends(stream, rules), stream.run.pool
     loaded = stream.run.load_weights()
     stream.taken_before_sync = stream.taken
     if rules.admits:
         stream.resume()
     yield loaded
+    if lends and pool is not None:
+        yield from pool.lend()
+        stream.admit()
+    if pool is not None and pool.rule is not None:
+        pool.rule.over()
     stream.noted_version = stream.version
     stream.syncs += 1
     stream.wake()

@@ -16,7 +16,9 @@ without partial rollout (or with staleness 0, when nothing is left) no token is 
 from __future__ import annotations
 
 import math
+from typing import Literal
 
+from simrl.dispatch.elastic import DynamicSchedule
 from simrl.pipelines.streaming import GroupStream
 
 
@@ -56,3 +58,17 @@ def budget(stream: GroupStream, *, staleness: float, sync_step: int, per_replica
     counted = stream.kept - stream.taken_before_sync
     concurrent = max_concurrent(replicas, per_replica, required)
     return room(counted, required, len(stream.running), concurrent)
+
+
+def scheduling(
+    stream: GroupStream,
+    *,
+    sync_step: int,
+    policy: Literal["default", "static_fully_async", "fixed_ratio"],
+    ratio: float,
+    rebalance: bool,
+) -> None:
+    """Lend the trainer's GPUs to rollout after synchronisations (`DynamicSchedule`)."""
+    assert stream.run.pool is not None  # of a system with `elastic`
+    rule = DynamicSchedule(stream.batch * sync_step, ratio, policy)
+    stream.run.pool.follow(rule, rolls_out=False, spread=rebalance)

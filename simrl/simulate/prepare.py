@@ -132,6 +132,7 @@ class Prepared(Deployment):
             reference=model_shape(training.reference_model) if training.reference_model else None,
             precision=self.scenario.precision.training,
             critic=self.system.critic,
+            lends="updates" in (self.system.elastic or ""),
         )
 
     def may_train(self, gpus: int) -> bool:

@@ -20,9 +20,10 @@ from simrl.pipelines.verl_v1 import (
     oldest_stamp_first,
     polled,
     step,
+    switching,
 )
 from simrl.runtime.worker import OnUpdate
-from simrl.systems.system import OWN_GPUS, Count, System, recipe
+from simrl.systems.system import OWN_GPUS, Count, Share, System, recipe
 
 VERL_V1 = "verl V1, verl@1dda039 trainer/ppo/v1"
 
@@ -53,6 +54,7 @@ def verl_v1_sync(filter_groups: bool = False, max_inflight_batches: Count = 1) -
     )
 
 
+Ratio = Annotated[float, Field(ge=0, le=1)]
 Warmup = Annotated[float, Field(ge=0, le=100)]  # batches
 
 
@@ -122,6 +124,13 @@ def verl_v1_separate_async(
     max_span: Count | None = 8,
     on_stale: Literal["drop", "wait"] = "drop",
     filter_groups: bool = False,
+    enable_switch: bool = False,
+    switch_threshold_ratio: Share | Literal[1] = 0.4,
+    adaptive_switch_threshold: bool = True,
+    switch_threshold_step_up: Ratio = 0.05,
+    switch_threshold_step_down: Ratio = 0.03,
+    switch_threshold_release_steps: Count = 2,
+    switch_cost_window_size: Count = 3,
 ) -> System:
     """verl's trainer_mode separate_async: mini-batches train as soon as their groups are ready, weights go out once a step.
 
@@ -130,12 +139,32 @@ def verl_v1_separate_async(
     counts steps. An update trains as soon as a mini-batch of groups is ready, those of the oldest steps first. After the last
     one of a step, requests are aborted with their tokens, the weights are broadcast and loaded, and generation resumes: an
     aborted request goes on at its server, a second after it was aborted at the earliest, and prefills its tokens again.
-    `log_probs` is 1 unless rollout_correction.bypass_mode takes those of the rollout.
-    Not modelled: weights that go to the host and back where log-probs are those of the step's first weights; as for
+    `log_probs` is 1 unless rollout_correction.bypass_mode takes those of the rollout. With `enable_switch`
+    (hybrid_rollout.enable_switch), the trainer's GPUs roll out too: from the start, and from the end of a step, if fewer groups
+    are ready for the next than the threshold and those that are missing would cost more seconds than the last
+    `switch_cost_window_size` switches each way did; all responses are then dealt anew. They come back when the threshold is
+    ready: `switch_threshold_ratio` of a batch, at least a mini-batch; with `adaptive_switch_threshold` the ratio rises
+    (`switch_threshold_step_up`) from the `switch_threshold_release_steps`-th step in a row on that waited longer than a look,
+    and falls (`switch_threshold_step_down`) from as many that did not. A switch takes what it executes: requests leave, states
+    go to the host or come back (`training.switch_s` and `offload`), workers load the weights.
+    Not modelled: responses that go to lent workers at once, and wait there for the load; the second that responses wait that a
+    switch moves; weights that go to the host and back where log-probs are those of the step's first weights; as for
     verl_v1_colocate_async.
     """
-    shared = verl_v1(sync_step, warmup_batches, max_span, on_stale, filter_groups)
+    switch = partial(
+        switching,
+        minibatches=sync_step,
+        ratio=switch_threshold_ratio,
+        adaptive=adaptive_switch_threshold,
+        step_up=switch_threshold_step_up,
+        step_down=switch_threshold_step_down,
+        release_steps=switch_threshold_release_steps,
+        cost_window=switch_cost_window_size,
+    )
+    begin = {"begin": switch} if enable_switch else {}
+    shared = verl_v1(sync_step, warmup_batches, max_span, on_stale, filter_groups, **begin)
     return System(
+        elastic="updates" if enable_switch else None,
         pauses=True,
         on_update=OnUpdate("recompute", retry_s=1.0),
         schedule="asynchronous, weights once a batch",

@@ -45,7 +45,7 @@ class ElasticPool:
         self.dispatcher, self.trainer, self.may_train = dispatcher, trainer, may_train
         self.units = list(trainer.lanes)
         self.unit_gpus, self._gpus_per_rank = recorder.lanes[0].gpus, gpus_per_rank
-        self._env, self._workers, self._recorder = env, workers, recorder
+        self._env, self.workers, self._recorder = env, workers, recorder
         self._left: list[int] = []  # other units that have left rollout, for the trainer to take
         self.rule: Rule | None = None  # of the trainer's own units, between updates
         self.rolls_out = False  # whether these roll out now
@@ -56,24 +56,21 @@ class ElasticPool:
         """The responses that are not finished."""
         return int(self.dispatcher.unfinished.sum())
 
-    @property
-    def standalone(self) -> float:
-        """The share of the GPUs that always roll out, where the trainer's own are lent."""
-        return 1 - len(self.units) / len(self._workers)
-
     def sizes(self, minibatch_groups: int) -> list[int]:
         """Return the numbers of units on which the trainer can train: memory suffices, and the
         groups of a mini-batch divide among its ranks."""
-        numbers = range(1, len(self._workers) + 1)
-        ranks = {n: n * self.unit_gpus // self._gpus_per_rank for n in numbers}
-        fitting = (n for n in numbers if self.may_train(n * self.unit_gpus))
-        return [n for n in fitting if minibatch_groups % ranks[n] == 0]
+        return [
+            n
+            for n in range(1, len(self.workers) + 1)
+            if self.may_train(n * self.unit_gpus)
+            and minibatch_groups % (n * self.unit_gpus // self._gpus_per_rank) == 0
+        ]
 
     def begin(self) -> None:
         """Let the trainer's units be the trainer's from the start; otherwise they roll out."""
         for unit in self.units:
             self.dispatcher.retire(unit)
-            self._workers[unit].lend()
+            self.workers[unit].lend()
             self._recorder.role(unit, "train", self._env.now)
 
     def to_trainer(self, units: Sequence[int]) -> simpy.events.ProcessGenerator:
@@ -82,7 +79,7 @@ class ElasticPool:
             self.dispatcher.retire(unit)
         for unit in units:
             yield self.dispatcher.empty(unit)
-            yield self._workers[unit].lend()
+            yield self.workers[unit].lend()
             self._recorder.role(unit, "train", self._env.now)
 
     def to_rollout(self, units: Iterable[int]) -> simpy.events.ProcessGenerator:
@@ -90,7 +87,7 @@ class ElasticPool:
         units = list(units)
         for unit in units:
             self._recorder.role(unit, "rollout", self._env.now)
-        for unit, loaded in [(unit, self._workers[unit].restore()) for unit in units]:
+        for unit, loaded in [(unit, self.workers[unit].restore()) for unit in units]:
             yield loaded
             self.dispatcher.activate(unit)
 
@@ -136,26 +133,21 @@ class ElasticPool:
         if not rolls_out:
             self.begin()
 
-    def lend(self) -> simpy.events.ProcessGenerator:
-        """Let the trainer's own units roll out; its states go to the host."""
-        started_s = self._env.now
+    def switch(self) -> simpy.events.ProcessGenerator:
+        """Let the trainer's own units change sides: its states go to the host, or come back. The
+        rule is told the seconds."""
+        started_s, returns = self._env.now, self.rolls_out
+        if returns:
+            yield from self.to_trainer(self.units)
         yield self.trainer.switch()
-        yield from self.to_rollout(self.units)
-        for samples in self.dispatcher.held() if self._spread else []:
-            for sample in samples:
-                self.dispatcher.move(sample)
-        self.rolls_out = True
+        if not returns:
+            yield from self.to_rollout(self.units)
+            for samples in self.dispatcher.held() if self._spread else []:
+                for sample in samples:
+                    self.dispatcher.move(sample)
+        self.rolls_out = not returns
         if self.rule is not None:
-            self.rule.switched("rollout", self._env.now - started_s)
-
-    def take_back(self) -> simpy.events.ProcessGenerator:
-        """Let the trainer have its own units again, and its states."""
-        started_s = self._env.now
-        yield from self.to_trainer(self.units)
-        yield self.trainer.switch()
-        self.rolls_out = False
-        if self.rule is not None:
-            self.rule.switched("trainer", self._env.now - started_s)
+            self.rule.switched("trainer" if returns else "rollout", self._env.now - started_s)
 
 
 @dataclass
@@ -172,7 +164,6 @@ class StepSwitch:
     minibatches: int
     standalone: float
     ratio: float = 0.4
-    adaptive: bool = True
     step_up: float = 0.05
     step_down: float = 0.03
     release_steps: int = 2
@@ -186,8 +177,8 @@ class StepSwitch:
     @property
     def threshold(self) -> int:
         """The ready groups at which the trainer takes its GPUs back."""
-        target = max(round(self.ratio * self.batch), self.batch // self.minibatches)
-        return min(target, self.batch)
+        least = self.batch // self.minibatches
+        return min(max(round(self.ratio * self.batch), least), self.batch)
 
     def waited(self, seconds: float, missing: int) -> None:
         """Note how long an update waited for its groups, of which `missing` were not ready."""
@@ -209,18 +200,15 @@ class StepSwitch:
         self._step = 0.0, 0
         if seconds > 0 and missing > 0:
             self._all = self._all[0] + seconds, self._all[1] + missing
-        if self.adaptive:
-            idle, before = seconds > self.poll_s, self._in_a_row
-            self._in_a_row = max(before, 0) + 1 if idle else min(before, 0) - 1
-            if self._in_a_row >= self.release_steps:
-                self.ratio = min(1.0, self.ratio + self.step_up)
-            elif -self._in_a_row >= self.release_steps:
-                self.ratio = max(1 / self.minibatches, self.ratio - self.step_down)
-        lacking = max(0, self.threshold - ready)
-        if last or not lacking:
-            return False
-        if not self._all[1] or len(self._costs) < 2:
-            return True
+        idle, before = seconds > self.poll_s, self._in_a_row
+        self._in_a_row = max(before, 0) + 1 if idle else min(before, 0) - 1
+        if self._in_a_row >= self.release_steps:
+            self.ratio = min(1.0, self.ratio + self.step_up)
+        elif -self._in_a_row >= self.release_steps:
+            self.ratio = max(1 / self.minibatches, self.ratio - self.step_down)
+        lacking = self.threshold - ready
+        if last or lacking <= 0 or not self._all[1] or len(self._costs) < 2:
+            return lacking > 0 and not last
         gain = lacking * (self._all[0] / self._all[1]) * (1 - self.standalone)
         return gain > sum(sum(costs) / len(costs) for costs in self._costs.values())
 
@@ -239,13 +227,13 @@ class DynamicSchedule:
     experimental/fully_async_policy/dynamic_schedule): the trainer's GPUs roll out after a weight
     synchronisation if it pays, and come back when `threshold` groups wait for the trainer.
 
-    `cycle` groups are trained between two synchronisations. `policy`: by gain and cost, with a
-    ratio that adapts; "fixed_ratio": whenever groups are missing; "static_fully_async": never.
+    `cycle` groups are trained between two synchronisations. The policy "default" is `adaptive`: it
+    weighs gain and cost, and adapts the ratio; "fixed_ratio" lends whenever groups are missing.
     """
 
     cycle: int
     ratio: float = 0.3
-    policy: Literal["default", "static_fully_async", "fixed_ratio"] = "default"
+    adaptive: bool = True
     poll_s: float = 1.0
     _group_s: float = UNKNOWN_GROUP_S
     _waited: tuple[float, int] = (0.0, 0)
@@ -255,7 +243,7 @@ class DynamicSchedule:
     @property
     def threshold(self) -> int:
         """The waiting groups at which the trainer takes its GPUs back."""
-        return 0 if self.policy == "static_fully_async" else int(self.cycle * self.ratio)
+        return int(self.cycle * self.ratio)
 
     def waited(self, seconds: float, missing: int) -> None:
         """Note how long an update waited for its groups, of which `missing` were not ready."""
@@ -273,8 +261,8 @@ class DynamicSchedule:
         """Return whether the trainer's GPUs roll out after this synchronisation; `surplus` groups
         were generated beyond those that the cycles so far trained."""
         lacking = self.ratio * self.cycle - surplus
-        if self.policy != "default" or lacking <= 0:
-            return lacking > 0 and self.policy == "fixed_ratio"
+        if not self.adaptive or lacking <= 0:
+            return lacking > 0
         seconds, missing = self._waited
         if seconds > 0 and missing > 0:
             self._group_s = seconds / missing
@@ -285,15 +273,11 @@ class DynamicSchedule:
         """Adapt the ratio to the cycle that ends, after its switches."""
         missing, switch_s = self._waited[1], self._switch_s
         self._waited, self._switch_s = (0.0, 0), 0.0
-        if self.policy != "default":
-            return
-        if switch_s > 0:
+        if self.adaptive and switch_s > 0:
             self._costs.append(switch_s)
-        if missing:
-            up = min(MOST_UP, max(LEAST_UP, missing / self.cycle))
+        if self.adaptive:
+            up = min(MOST_UP, max(LEAST_UP, missing / self.cycle)) if missing else -DOWN
             self.ratio = min(1.0, self.ratio + up)
-        else:
-            self.ratio -= DOWN
 
 
 @dataclass(frozen=True)

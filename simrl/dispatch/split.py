@@ -41,7 +41,7 @@ def wanted_train_units(units: int, train_units: int, train_busy: float, least: i
 def adapt(env: simpy.Environment, pool: ElasticPool, every: int) -> simpy.events.ProcessGenerator:
     """Lend the trainer its units, then adapt the split after every `every` updates."""
     trainer, may_train, gpus = pool.trainer, pool.may_train, pool.unit_gpus
-    units = len(pool.dispatcher.unfinished)
+    units = len(pool.workers)
     pool.begin()
     least = next(n for n in range(units + 1) if may_train(n * gpus))
     while True:

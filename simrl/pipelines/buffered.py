@@ -18,6 +18,7 @@ from typing import Literal
 
 import simpy
 
+from simrl.dispatch.elastic import Rule
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.runtime.rollout import Rollout
@@ -112,24 +113,21 @@ def _next_look(stream: GroupStream, poll_s: float, since_s: float) -> simpy.even
 
 def _take_back(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     """Let the trainer have its own GPUs again when the rule that lends them says so."""
-    pool, looked_s = stream.run.pool, stream.now_s
-    if pool is None or pool.rule is None or not pool.rolls_out:
+    if (pool := stream.run.pool) is None or not pool.rolls_out or pool.rule is None:
         return
+    looked_s = stream.now_s
     while pool.rule.waits(ready=_look(stream, rules) is not None, finished=len(stream.buffer)):
         yield from _next_look(stream, pool.rule.poll_s, looked_s)
-    yield from pool.take_back()
+    yield from pool.switch()
 
 
-def _lends(stream: GroupStream, rules: Rules) -> bool:
+def _lends(stream: GroupStream, rules: Rules, rule: Rule) -> bool:
     """Return whether the trainer's own GPUs are lent: of finished groups, those count that are not
     stale in the next step."""
-    pool, stale = stream.run.pool, rules.stale
-    if pool is None or pool.rule is None:
-        return False
     noted, stream.noted_version = stream.noted_version, stream.version
-    ready = sum(stale is None or not stale(stream, group) for group in stream.buffer)
+    ready = sum(not (rules.stale and rules.stale(stream, group)) for group in stream.buffer)
     stream.noted_version = noted
-    return pool.rule.lends(ready)
+    return rule.lends(ready)
 
 
 def until_next(waited_s: float, poll_s: float) -> float:
@@ -177,16 +175,17 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     while rules.sync_after == "scored" and stream.running:
         yield stream.news()
     _evict(stream, rules, "sync")
-    lends, pool = _lends(stream, rules), stream.run.pool
+    pool = stream.run.pool
+    lends = pool is not None and pool.rule is not None and _lends(stream, rules, pool.rule)
     loaded = stream.run.load_weights()
     stream.taken_before_sync = stream.taken
     if rules.admits:
         stream.resume()
     yield loaded
-    if lends and pool is not None:
-        yield from pool.lend()
-        stream.admit()
     if pool is not None and pool.rule is not None:
+        if lends:
+            yield from pool.switch()
+            stream.admit()
         pool.rule.over()
     stream.noted_version = stream.version
     stream.syncs += 1

@@ -45,7 +45,7 @@ def rlinf_dynamic(
     for _ in range(run.steps):
         groups, batch, parts = run.workload.next_batch(), Batch(run, part_groups), OneByOne(run.env)
         over = submit_groups(run, batch, groups)
-        on_fire(over, partial(_finished, batch))
+        on_fire(over, partial(_close, batch))
         if pre_process:
             while pool.running > sum(map(len, groups)) // 2:
                 yield run.env.timeout(POLL_S)
@@ -76,5 +76,5 @@ def rlinf_dynamic(
         yield loaded
 
 
-def _finished(batch: Batch, over: object) -> None:
+def _close(batch: Batch, over: object) -> None:
     batch.close()

@@ -16,7 +16,6 @@ without partial rollout (or with staleness 0, when nothing is left) no token is 
 from __future__ import annotations
 
 import math
-from typing import Literal
 
 from simrl.dispatch.elastic import DynamicSchedule
 from simrl.pipelines.streaming import GroupStream
@@ -61,14 +60,9 @@ def budget(stream: GroupStream, *, staleness: float, sync_step: int, per_replica
 
 
 def scheduling(
-    stream: GroupStream,
-    *,
-    sync_step: int,
-    policy: Literal["default", "static_fully_async", "fixed_ratio"],
-    ratio: float,
-    rebalance: bool,
+    stream: GroupStream, *, sync_step: int, ratio: float, adaptive: bool, rebalance: bool
 ) -> None:
     """Lend the trainer's GPUs to rollout after synchronisations (`DynamicSchedule`)."""
     assert stream.run.pool is not None  # of a system with `elastic`
-    rule = DynamicSchedule(stream.batch * sync_step, ratio, policy)
+    rule = DynamicSchedule(stream.batch * sync_step, ratio, adaptive)
     stream.run.pool.follow(rule, rolls_out=False, spread=rebalance)

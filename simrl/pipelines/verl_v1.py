@@ -67,7 +67,8 @@ def switching(stream: GroupStream, *, minibatches: int, **keys: Any) -> None:
     """Lend the trainer's GPUs to rollout between steps, from the start on (`StepSwitch`)."""
     pool = stream.run.pool
     assert pool is not None  # of a system with `elastic`
-    rule = StepSwitch(stream.batch * minibatches, minibatches, pool.standalone, **keys)
+    standalone = 1 - len(pool.units) / len(pool.workers)
+    rule = StepSwitch(stream.batch * minibatches, minibatches, standalone, **keys)
     pool.follow(rule, rolls_out=True)
 
 

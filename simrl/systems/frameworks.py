@@ -155,9 +155,8 @@ def verl_v1_separate_async(
         switching,
         minibatches=sync_step,
         ratio=switch_threshold_ratio,
-        adaptive=adaptive_switch_threshold,
-        step_up=switch_threshold_step_up,
-        step_down=switch_threshold_step_down,
+        step_up=switch_threshold_step_up * adaptive_switch_threshold,
+        step_down=switch_threshold_step_down * adaptive_switch_threshold,
         release_steps=switch_threshold_release_steps,
         cost_window=switch_cost_window_size,
     )

@@ -286,17 +286,18 @@ def verl_fully_async(
         sync_after="nothing" if partial_rollout else "scored",
         updates_per_sync=sync_step,
     )
-    if dynamic_schedule is not None:
+    lends = dynamic_schedule not in (None, "static_fully_async")  # which lends nothing
+    if lends:
         schedule = partial(
             verl_words.scheduling,
             sync_step=sync_step,
-            policy=dynamic_schedule,
             ratio=deactivate_ratio,
+            adaptive=dynamic_schedule == "default",
             rebalance=rebalance,
         )
         rules = replace(rules, begin=schedule)
     return System(
-        elastic="updates" if dynamic_schedule else None,
+        elastic="updates" if lends else None,
         pauses=pause and partial_rollout,
         pipeline=partial(buffered, rules=rules),
         schedule="fully asynchronous, weights at every few updates",

@@ -69,12 +69,10 @@ class DynamicSchedules:
         self.waits, self.switches, self.costs, self.group_s = [], [], [], 1000.0
 
     def threshold(self):
-        return 0 if self.policy == "static_fully_async" else int(self.cycle * self.ratio)
+        return int(self.cycle * self.ratio)
 
     def lends(self, surplus):
         gap = self.ratio * self.cycle - surplus
-        if self.policy == "static_fully_async":
-            return False
         if self.policy == "fixed_ratio":
             return gap > 0
         if gap <= 0:

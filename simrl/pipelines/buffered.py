@@ -177,18 +177,19 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     _evict(stream, rules, "sync")
     pool = stream.run.pool
     lends = pool is not None and pool.rule is not None and _lends(stream, rules, pool.rule)
+    if lends:
+        stream.pause()  # what begins may go to the trainer's GPUs
     loaded = stream.run.load_weights()
     stream.taken_before_sync = stream.taken
-    if rules.admits:
+    if rules.admits and not lends:
         stream.resume()
     yield loaded
     if pool is not None and pool.rule is not None:
         if lends:
             yield from pool.switch()
-            stream.admit()
         pool.rule.over()
     stream.noted_version = stream.version
     stream.syncs += 1
     stream.wake()
-    if rules.overlaps or not rules.admits:
+    if rules.overlaps or not rules.admits or lends:
         stream.resume()

@@ -1,10 +1,18 @@
 """An elastic pool: who asks for GPUs, who gives them, and that nothing is lost on the way."""
 
+from itertools import pairwise
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from simrl.dispatch.elastic import DynamicSchedule, StepSwitch, filled, grown, leaving
+from simrl.errors import InputError
+from simrl.simulate.prepare import prepare
+from simrl.simulate.run import simulate
+from tests.conservation import assert_nothing_is_lost
+from tests.helpers import Watched, counted, examples, lanes, prepared, rows, scenario, trace, watch
 from tests.references.elastic import DynamicSchedules, StepSwitches, released, scattered
 
 # verl V1's switch
@@ -203,3 +211,193 @@ def test_workers_leave_and_are_filled_as_the_rule_says(seed):
         loads = [rng.randint(0, 30) for _ in range(rng.randint(1, 5))]
         expected = (sum(moving) + sum(loads)) // len(loads)
         assert filled(moving, loads, expected) == scattered(moving, loads, expected)
+
+
+# The rules, executed
+
+
+def spans_of(watched: Watched, lane: str, *kinds: str) -> list[tuple[str, float, float]]:
+    return [
+        (span["kind"], round(span["started_s"]), round(span["ended_s"]))
+        for span in lanes(watched.result)[lane]
+        if span["kind"] in kinds
+    ]
+
+
+FOUR = trace([[[(4, 2)], [(4, 20)], [(4, 3)], [(4, 40)]]])  # groups of one response
+PLAIN = {"minibatches": 2, "max_running_requests": 2, "log_probs": 0}
+
+
+def test_a_worker_moves_to_the_trainer_within_a_step_and_comes_back_with_new_weights():
+    """After 3 s, two groups are trained on one GPU; two responses run, for which one of three workers is enough. The last
+    one leaves at its next boundary, and the trainer takes it, as two GPUs divide the two groups of a mini-batch."""
+    watched = counted("rlinf_dynamic", PLAIN, FOUR, steps=2, workers=3)
+    moved = [s for s in rows(watched.result.segments) if s["uid"] == 3]
+    assert [(s["worker"], s["tokens"], s["started_s"], s["ended_s"]) for s in moved] == [
+        (2, 4, 0.0, 4.0),
+        (1, 36, 4.0, 40.0),
+    ]
+    trained = {
+        lane: spans_of(watched, lane, "train")[: 2 if lane == "rollout-003" else 1]
+        for lane in lanes(watched.result)
+    }
+    assert trained == {
+        "rollout-000": [],
+        "rollout-001": [],
+        "rollout-002": [("train", 40, 40)],
+        "rollout-003": [("train", 3, 3), ("train", 40, 40)],
+    }
+    assert spans_of(watched, "rollout-002", "load_weights") == [("load_weights", 40, 50)]
+    assert len(spans_of(watched, "rollout-003", "switch")) == 4  # two and back, in two steps
+    assert {s["policy_version"] for s in rows(watched.result.segments) if s["uid"] > 3} == {1}
+    assert_nothing_is_lost(watched)
+
+
+def test_the_trainers_gpus_roll_out_until_no_more_than_half_of_the_responses_run():
+    """Two of four run at the look at 4 s; the last worker, the trainer's, leaves at its next boundary and switches."""
+    watched = counted("rlinf_dynamic", {**PLAIN, "pre_process": True}, FOUR, steps=2, workers=3)
+    assert spans_of(watched, "rollout-003", "rollout", "load_weights")[:3] == [
+        ("rollout", 0, 5),
+        ("load_weights", 41, 51),
+        ("rollout", 51, 56),
+    ]
+    assert_nothing_is_lost(watched)
+
+
+def test_the_last_mini_batch_waits_for_the_end_of_rollout_and_then_for_all_gpus():
+    eight = trace([[[(4, 2)], [(4, 20)], [(4, 3)], [(4, 40)]] * 2])
+    given = {**PLAIN, "max_running_requests": 1, "wait_before_last": True}
+    watched = counted("rlinf_dynamic", given, eight, steps=1, workers=3)
+    for lane in lanes(watched.result):
+        assert spans_of(watched, lane, "train")[-1:] == [("train", 40, 40)]
+    assert_nothing_is_lost(watched)
+
+
+LENDING = {
+    "switch": ("verl_v1_separate_async", {"enable_switch": True}),
+    "plain switch": (
+        "verl_v1_separate_async",
+        {
+            "enable_switch": True,
+            "adaptive_switch_threshold": False,
+            "on_stale": "wait",
+            "max_span": 2,
+        },
+    ),
+    "schedule": ("verl_fully_async", {"dynamic_schedule": "default"}),
+    "fixed schedule": ("verl_fully_async", {"dynamic_schedule": "fixed_ratio", "rebalance": False}),
+    "drained schedule": (
+        "verl_fully_async",
+        {"dynamic_schedule": "fixed_ratio", "partial_rollout": False},
+    ),
+    "rlinf": ("rlinf_dynamic", {"max_running_requests": 8}),
+    "rlinf, all": (
+        "rlinf_dynamic",
+        {"pre_process": True, "wait_before_last": True, "moves": "kv", "max_running_requests": 8},
+    ),
+}
+
+
+def lending(name: str, steps: int = 16, share: float | None = 0.5, **changes):
+    system, parameters = LENDING[name]
+    workload = {
+        "steps": 3,
+        "prompts_per_step": 48,
+        "group": 2,
+        "cap_tokens": 2000,
+        "mean_tokens": 500,
+        "sigma": 0.9,
+        "prompt_tokens": 50,
+    }
+    training = {"reward_s": 0.01, "publish_s": 0.02, "load_overhead_s": 0.1, "switch_s": 0.2}
+    return scenario(
+        {"name": system, **({"rollout_share": share} if share else {}), **parameters},
+        steps=steps,
+        workload={"synthetic": workload},
+        **{
+            "cluster": {"gpu": "h100", "gpus": 8, "tp": 1},
+            "training": training,
+            "engine": {"max_num_seqs": 8},
+            **changes,
+        },
+    )
+
+
+@pytest.mark.parametrize("name", LENDING)
+@examples(6)
+@given(st.sampled_from([0.25, 0.5, 0.75]), st.integers(0, 99), st.sampled_from([None, 0.002]))
+def test_nothing_is_lost_while_gpus_change_sides(name, share, seed, mfu):
+    training = {"switch_s": 0.2, "mfu": mfu, "log_prob_mfu": mfu}
+    watched = watch(prepared(lending(name, share=share, seed=seed, training=training)))
+    assert_nothing_is_lost(watched)
+    for spans in lanes(watched.result).values():
+        for span in spans:
+            assert (span["kind"] == "rollout") <= (span["role"] == "rollout")
+            assert (span["kind"] in ("train", "log_prob", "publish", "switch")) <= (
+                span["role"] == "train"
+            )
+    allowed = watched.prepared.system.off_policyness
+    assert (
+        allowed is None
+        or max(u["off_policyness_max"] for u in rows(watched.result.steps)) <= allowed
+    )
+
+
+@pytest.mark.parametrize("name", LENDING)
+def test_equal_scenarios_give_equal_tables_and_gpus_did_change_sides(name):
+    first, second = simulate(lending(name)), simulate(lending(name))
+    assert first.spans.equals(second.spans)
+    assert first.samples.equals(second.samples)
+    kinds = {(span["kind"], span["lane"]) for span in rows(first.spans)}
+    assert any(("rollout", lane) in kinds and ("train", lane) in kinds for _, lane in kinds)
+
+
+@pytest.mark.parametrize("name", ["switch", "schedule"])
+def test_a_rule_is_told_the_seconds_that_the_switches_of_its_run_took(name, monkeypatch):
+    told = []
+    rule = StepSwitch if name == "switch" else DynamicSchedule
+    monkeypatch.setattr(rule, "switched", lambda self, to, seconds: told.append((to, seconds)))
+    result = simulate(lending(name))
+    lent = [
+        sum(span["ended_s"] - span["started_s"] for span in spans)
+        for spans in changes(lanes(result)["rollout-007"])
+    ]
+    seconds = [seconds for to, seconds in told if to == "rollout"]
+    assert seconds == pytest.approx(lent[: len(seconds)])
+    assert seconds
+
+
+def changes(spans):
+    """The switch to rollout and the load after it, each time."""
+    return [
+        (a, b) for a, b in pairwise(spans) if (a["kind"], b["kind"]) == ("switch", "load_weights")
+    ]
+
+
+@pytest.mark.parametrize("name", LENDING)
+def test_a_lost_worker_is_refused_where_its_gpus_may_be_the_trainers(name):
+    faults = [{"kind": "lost", "worker": 0, "at_s": 1.0, "back_s": 2.0}]
+    with pytest.raises(InputError, match=r"faults.0 is lost: with (verl|rlinf)\w+ the GPUs"):
+        prepare(lending(name, faults=faults))
+
+
+def test_states_that_stay_on_gpus_that_roll_out_need_room_beside_the_engine():
+    stays = {"training": {"offload": "none"}}
+    with pytest.raises(InputError, match=r"GiB of states stay on a GPU that rolls out"):
+        prepare(lending("switch", **stays, engine={"gpu_memory_utilization": 0.99}))
+    prepare(lending("switch", **stays, engine={"gpu_memory_utilization": 0.5}))
+    own = {"gpu_memory_utilization": 0.99}  # the trainer's own GPUs do not roll out
+    prepare(lending("rlinf", **stays, engine=own))
+
+
+def test_a_first_size_that_does_not_divide_a_mini_batch_is_refused():
+    with pytest.raises(
+        InputError, match="the 5 data-parallel ranks of 5 train GPUs do not divide the 12 groups"
+    ):
+        prepare(lending("rlinf", share=0.375))
+
+
+def test_pools_of_their_own_lend_nothing():
+    own = {"cluster": {"gpu": "h100", "gpus": 8, "tp": 1, "train": {"gpu": "h200", "gpus": 4}}}
+    with pytest.raises(InputError, match="it lends GPUs from one pool to the other"):
+        prepare(lending("switch", share=None, **own))

@@ -6,6 +6,7 @@ the buffer, or was taken by an update.
 
 from __future__ import annotations
 
+from simrl.dispatch.elastic import EachUpdate
 from simrl.pipelines.streaming import Finished, GroupStream
 
 # Budgets: how many more groups may start now.
@@ -47,3 +48,10 @@ def next_in_order(stream: GroupStream) -> list[Finished] | None:
 def oldest_token_older(stream: GroupStream, group: Finished, *, than: int) -> bool:
     """Return whether the oldest token of a group is more than `than` versions old."""
     return group.oldest_version < stream.version - than
+
+
+def lends_each_update(stream: GroupStream) -> None:
+    """Lend the trainer's GPUs to rollout from each load of weights, and from the start, until the
+    next batch is taken (ROLL's `partial_gpu_mode`)."""
+    assert stream.run.pool is not None  # of a system with `elastic`
+    stream.run.pool.follow(EachUpdate(), rolls_out=True)

@@ -1,5 +1,7 @@
 """An elastic pool: who asks for GPUs, who gives them, and that nothing is lost on the way."""
 
+from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from random import Random
 
@@ -9,6 +11,8 @@ from hypothesis import strategies as st
 
 from simrl.dispatch.elastic import DynamicSchedule, StepSwitch, filled, grown, leaving
 from simrl.errors import InputError
+from simrl.pipelines.buffered import buffered
+from simrl.pipelines.words import lends_each_update
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
 from tests.conservation import assert_nothing_is_lost
@@ -299,7 +303,7 @@ LENDING = {
 
 
 def lending(name: str, steps: int = 16, share: float | None = 0.5, **changes):
-    system, parameters = LENDING[name]
+    system, parameters = LENDING.get(name, (name, {}))
     workload = {
         "steps": 3,
         "prompts_per_step": 48,
@@ -350,6 +354,24 @@ def test_equal_scenarios_give_equal_tables_and_gpus_did_change_sides(name):
     assert first.samples.equals(second.samples)
     kinds = {(span["kind"], span["lane"]) for span in rows(first.spans)}
     assert any(("rollout", lane) in kinds and ("train", lane) in kinds for _, lane in kinds)
+
+
+def test_gpus_that_are_lent_at_each_update_train_and_roll_out_in_turn():
+    """ROLL's `partial_gpu_mode`, with AReaL's other words."""
+    made = prepared(lending("areal", steps=6))
+    rules = made.system.pipeline.keywords["rules"]
+    pipeline = partial(buffered, rules=replace(rules, begin=lends_each_update))
+    watched = watch(
+        replace(made, system=replace(made.system, pipeline=pipeline, elastic="updates"))
+    )
+    assert_nothing_is_lost(watched)
+    spans = lanes(watched.result)["rollout-007"]
+    kinds = [span["kind"] for span in spans if span["kind"] != "idle"]
+    turns = [kind for kind, before in zip(kinds, [None, *kinds], strict=False) if kind != before]
+    step = ["rollout", "switch", "log_prob", "train", "publish", "switch", "load_weights"]
+    assert turns == (6 * step)[: len(turns)]
+    assert turns[-1] == "train"  # the run ends with its last update
+    assert len(turns) == 6 * len(step) - 3
 
 
 @pytest.mark.parametrize("name", ["switch", "schedule"])

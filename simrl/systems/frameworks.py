@@ -23,7 +23,7 @@ from simrl.pipelines.verl_v1 import (
     switching,
 )
 from simrl.runtime.worker import OnUpdate
-from simrl.systems.system import OWN_GPUS, Count, Share, System, recipe
+from simrl.systems.system import OWN_GPUS, Count, System, recipe
 
 VERL_V1 = "verl V1, verl@1dda039 trainer/ppo/v1"
 
@@ -125,7 +125,7 @@ def verl_v1_separate_async(
     on_stale: Literal["drop", "wait"] = "drop",
     filter_groups: bool = False,
     enable_switch: bool = False,
-    switch_threshold_ratio: Share | Literal[1] = 0.4,
+    switch_threshold_ratio: Annotated[float, Field(gt=0, le=1)] = 0.4,
     adaptive_switch_threshold: bool = True,
     switch_threshold_step_up: Ratio = 0.05,
     switch_threshold_step_down: Ratio = 0.03,

@@ -125,8 +125,8 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false",
         ),
         (
-            system.adapt_split_every > 0,
-            "it moves GPUs between rollout and training (adapt_split_every)",
+            prepared.is_elastic,
+            f"it moves GPUs between rollout and training ({'adapt_split_every' if system.adapt_split_every else system.name})",
         ),
         (
             prepared.tail is not None,

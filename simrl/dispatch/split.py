@@ -1,10 +1,8 @@
 """The rollout/train split, adapted during the run from the trainer's idle time: GPUs go where they
 are missing.
 
-Invariant: a unit of GPUs, a rollout worker's, belongs to the workers or to the trainer, never to
-both. A worker that leaves takes no more samples, its samples go on elsewhere with their tokens, and
-the trainer may have its GPUs only when it is empty, from the beginning of an update on; a worker
-that comes loads the newest weights before it gets samples.
+Invariant: units move as `simrl.dispatch.elastic` says; the trainer has a unit from the beginning of
+an update on.
 
 AReaL's limitations section (arXiv 2505.24298) asks for such an adaptation. The rule here uses the
 trainer's idle time alone: after every `every` updates, the trainer gets the GPUs that would have
@@ -16,14 +14,10 @@ trainer.)
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 
 import simpy
 
-from simrl.dispatch.dispatcher import Dispatcher
-from simrl.runtime.recorder import Recorder
-from simrl.runtime.trainer import ResizableTrainer
-from simrl.runtime.worker import Worker
+from simrl.dispatch.elastic import ElasticPool
 
 TARGET = 0.85  # share of the time in which the trainer should be busy
 BUSY_ENOUGH = (0.75, 0.95)  # nothing moves in between
@@ -44,53 +38,31 @@ def wanted_train_units(units: int, train_units: int, train_busy: float, least: i
     return min(max(wanted, least), units - 1)
 
 
-def adapt(
-    env: simpy.Environment,
-    workers: Sequence[Worker],
-    dispatcher: Dispatcher,
-    trainer: ResizableTrainer,
-    recorder: Recorder,
-    every: int,
-    may_train: Callable[[int], bool],
-) -> simpy.events.ProcessGenerator:
-    """Lend the trainer its units, then adapt the split after every `every` updates. `workers` are
-    all units; `may_train` says whether the trainer fits a number of GPUs."""
-    gpus = recorder.lanes[0].gpus
-    for unit in (lane for lane in trainer.lanes if lane < len(workers)):
-        dispatcher.retire(unit)
-        workers[unit].lend()
-        recorder.role(unit, "train", env.now)
-    rest = [lane for lane in trainer.lanes if lane >= len(workers)]  # GPUs that make no unit
-    rest_gpus = sum(recorder.lanes[lane].gpus for lane in rest)
-    least = next(n for n in range(len(workers) + 1) if may_train(rest_gpus + n * gpus))
+def adapt(env: simpy.Environment, pool: ElasticPool, every: int) -> simpy.events.ProcessGenerator:
+    """Lend the trainer its units, then adapt the split after every `every` updates."""
+    trainer, may_train, gpus = pool.trainer, pool.may_train, pool.unit_gpus
+    units = len(pool.workers)
+    pool.begin()
+    least = next(n for n in range(units + 1) if may_train(n * gpus))
     while True:
         # Measured from the end of an update to the end of another; the wait for the first batch,
         # and the update during which units moved, are not typical.
         yield trainer.published(trainer.version + 1)
         since_s, busy_s = env.now, trainer.busy_s
         yield trainer.published(trainer.version + every)
-        lent = [lane for lane in trainer.lanes if lane not in rest]
+        lent = trainer.lanes
         wanted = wanted_train_units(
-            len(workers), len(lent), (trainer.busy_s - busy_s) / (env.now - since_s), least
+            units, len(lent), (trainer.busy_s - busy_s) / (env.now - since_s), least
         )
-        while wanted < len(workers) - 1 and not may_train(rest_gpus + wanted * gpus):
+        while wanted < units - 1 and not may_train(wanted * gpus):
             wanted += 1  # the next number that the trainer fits
-        if not may_train(rest_gpus + wanted * gpus):
+        if not may_train(wanted * gpus):
             continue
         if wanted > len(lent):
-            leaving = dispatcher.active[-(wanted - len(lent)) :]
-            for w in leaving:
-                dispatcher.retire(w)
-            for w in leaving:
-                yield dispatcher.empty(w)
-                yield workers[w].lend()
-                recorder.role(w, "train", env.now)
+            leaving = pool.dispatcher.active[-(wanted - len(lent)) :]
+            yield from pool.to_trainer(leaving)
             yield trainer.resize([*trainer.lanes, *leaving])
         elif wanted < len(lent):
             coming = lent[: len(lent) - wanted]
             yield trainer.resize([lane for lane in trainer.lanes if lane not in coming])
-            for w in coming:
-                recorder.role(w, "rollout", env.now)
-            for w, loaded in [(w, workers[w].restore()) for w in coming]:
-                yield loaded
-                dispatcher.activate(w)
+            yield from pool.to_rollout(coming)

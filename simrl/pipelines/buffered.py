@@ -18,6 +18,7 @@ from typing import Literal
 
 import simpy
 
+from simrl.dispatch.elastic import Rule
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.runtime.rollout import Rollout
@@ -82,11 +83,12 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
     stream.admit()
     updates: deque[simpy.Event] = deque()  # that have batches and are not over
     for number in range(1, run.steps + 1):
-        looked_s = run.env.now
+        yield from _take_back(stream, rules)
+        looked_s, missing = run.env.now, max(0, stream.batch - len(stream.buffer))
         while (groups := _look(stream, rules)) is None:
-            yield stream.news_for_update()
-            if rules.poll_s:
-                yield run.env.timeout(until_next(run.env.now - looked_s, rules.poll_s))
+            yield from _next_look(stream, rules.poll_s, looked_s)
+        if run.pool is not None and run.pool.rule is not None:
+            run.pool.rule.waited(run.env.now - looked_s, missing)
         rollouts = stream.take_batch(groups)
         _evict(stream, rules, "pull")
         update = _update(stream, rules, rollouts, number, updates[-1] if updates else None)
@@ -104,6 +106,32 @@ def _look(stream: GroupStream, rules: Rules) -> list[Finished] | None:
     if (stale := rules.stale) is not None and rules.drop_at != "finish":
         stream.drop([group for group in stream.buffer if stale(stream, group)])
     return rules.ready(stream)
+
+
+def _next_look(stream: GroupStream, poll_s: float, since_s: float) -> simpy.events.ProcessGenerator:
+    """Wait for the next finished group, and then for a look, of looks every `poll_s` seconds."""
+    yield stream.news_for_update()
+    if poll_s:
+        yield stream.run.env.timeout(until_next(stream.now_s - since_s, poll_s))
+
+
+def _take_back(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
+    """Let the trainer have its own GPUs again when the rule that lends them says so."""
+    if (pool := stream.run.pool) is None or not pool.rolls_out or pool.rule is None:
+        return
+    looked_s = stream.now_s
+    while pool.rule.waits(ready=_look(stream, rules) is not None, finished=len(stream.buffer)):
+        yield from _next_look(stream, pool.rule.poll_s, looked_s)
+    yield from pool.switch()
+
+
+def _lends(stream: GroupStream, rules: Rules, rule: Rule) -> bool:
+    """Return whether the trainer's own GPUs are lent: of finished groups, those count that are not
+    stale in the next step."""
+    noted, stream.noted_version = stream.noted_version, stream.version
+    ready = sum(not (rules.stale and rules.stale(stream, group)) for group in stream.buffer)
+    stream.noted_version = noted
+    return rule.lends(ready)
 
 
 def until_next(waited_s: float, poll_s: float) -> float:
@@ -151,13 +179,21 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     while rules.sync_after == "scored" and stream.running:
         yield stream.news()
     _evict(stream, rules, "sync")
+    pool = stream.run.pool
+    lends = pool is not None and pool.rule is not None and _lends(stream, rules, pool.rule)
+    if lends:
+        stream.pause()  # what begins may go to the trainer's GPUs
     loaded = stream.run.load_weights()
     stream.taken_before_sync = stream.taken
-    if rules.admits:
+    if rules.admits and not lends:
         stream.resume()
     yield loaded
+    if pool is not None and pool.rule is not None:
+        if lends:
+            yield from pool.switch()
+        pool.rule.over()
     stream.noted_version = stream.version
     stream.syncs += 1
     stream.wake()
-    if rules.overlaps or not rules.admits:
+    if rules.overlaps or not rules.admits or lends:
         stream.resume()

@@ -18,6 +18,7 @@ from simrl.runtime.worker import RECOMPUTE, OnUpdate
 
 if TYPE_CHECKING:  # so that systems can be listed without them
     from simrl.dispatch.dispatcher import Dispatcher
+    from simrl.dispatch.elastic import ElasticPool
     from simrl.profile.rollout_times import RolloutTimes
     from simrl.runtime.recorder import Recorder
     from simrl.runtime.rollout import Rollout
@@ -43,9 +44,9 @@ class RunContext:
     `times` is profiled before the run: how long a worker takes for responses of a length.
     `on_update` says what a load of weights does to requests.
     `best_of_n` says what freed workers do, `dynamic_sampling` how batches are refilled. A scored
-    group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. A sequence has
-    at most `context_tokens`. `layouts`: the run with workers of each tensor-parallel size that a
-    planner may choose; none otherwise.
+    group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. A sequence has at
+    most `context_tokens`. `layouts`: the run with workers of each tensor-parallel size that a
+    planner may choose; none otherwise. `pool`: GPUs that change sides; None where none does.
     """
 
     env: simpy.Environment
@@ -64,6 +65,7 @@ class RunContext:
     lanes_each: int = 1
     context_tokens: int = 1
     layouts: tuple[Layout, ...] = ()
+    pool: ElasticPool | None = None
 
     def load_weights(self, running: LoadMode | None = None) -> simpy.Event:
         """Load the newest weights at every worker, by the system's `on_update`, or with another

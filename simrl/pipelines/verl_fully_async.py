@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import math
 
+from simrl.dispatch.elastic import DynamicSchedule
 from simrl.pipelines.streaming import GroupStream
 
 
@@ -77,3 +78,12 @@ def forget(stream: GroupStream, *, staleness: float, sync_step: int, per_replica
     counted, required, active, concurrent = bounds(stream, staleness, sync_step, per_replica)
     counted -= stream.facts.get("forgotten", 0)
     stream.facts["forgotten"] = int(counted < required and active >= concurrent)
+
+
+def scheduling(
+    stream: GroupStream, *, sync_step: int, ratio: float, adaptive: bool, rebalance: bool
+) -> None:
+    """Lend the trainer's GPUs to rollout after synchronisations (`DynamicSchedule`)."""
+    assert stream.run.pool is not None  # of a system with `elastic`
+    rule = DynamicSchedule(stream.batch * sync_step, ratio, adaptive)
+    stream.run.pool.follow(rule, rolls_out=False, spread=rebalance)

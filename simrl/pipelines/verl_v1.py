@@ -12,9 +12,11 @@ warm-up submit: what is evicted is replaced at the same look.
 from __future__ import annotations
 
 from math import floor
+from typing import Any
 
 import simpy
 
+from simrl.dispatch.elastic import StepSwitch
 from simrl.pipelines.batch import Batch, Collector, submit_groups
 from simrl.pipelines.buffered import until_next
 from simrl.pipelines.context import RunContext
@@ -59,6 +61,15 @@ def oldest_stamp_first(
     if len(stream.buffer) < stream.batch or (waits_at is not None and oldest >= waits_at):
         return None
     return sorted(stream.buffer, key=lambda group: (group.version, group.number))[: stream.batch]
+
+
+def switching(stream: GroupStream, *, minibatches: int, **keys: Any) -> None:
+    """Lend the trainer's GPUs to rollout between steps, from the start on (`StepSwitch`)."""
+    pool = stream.run.pool
+    assert pool is not None  # of a system with `elastic`
+    standalone = 1 - len(pool.units) / len(pool.workers)
+    rule = StepSwitch(stream.batch * minibatches, minibatches, standalone, **keys)
+    pool.follow(rule, rolls_out=True)
 
 
 def refill(credit: int, evicted: int, enough: bool, in_flight: int, most: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from simrl.dispatch.elastic import EachUpdate
 from simrl.pipelines.streaming import Finished, GroupStream
 
 # Budgets: how many more groups may start now.
@@ -130,3 +131,10 @@ def overflows(stream: GroupStream, group: Finished, *, most: int) -> bool:
 def limit_in_flight(stream: GroupStream, *, most: int | None, batches: int) -> None:
     """Let at most `most` responses be in flight (None: those of `batches` batches)."""
     stream.run.dispatcher.limit(most or batches * stream.batch * stream.group_size)
+
+
+def lends_each_update(stream: GroupStream) -> None:
+    """Lend the trainer's GPUs to rollout from each load of weights, and from the start, until the
+    next batch is taken (ROLL's `partial_gpu_mode`)."""
+    assert stream.run.pool is not None  # of a system with `elastic`
+    stream.run.pool.follow(EachUpdate(), rolls_out=True)

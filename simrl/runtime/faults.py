@@ -25,19 +25,19 @@ from simrl.scenario.faults import Fault, Lost, Slow, WeightSyncDelayed
 
 
 def check_faults(
-    faults: Sequence[Fault], workers: int, waits_for_lost: bool, adapts_split: bool
+    faults: Sequence[Fault], workers: int, waits_for_lost: bool, elastic: str | None
 ) -> None:
     """Raise `InputError` for a worker that the system does not have, and for losses after which
     nothing could continue.
 
-    `waits_for_lost`: in this system, samples of a lost worker wait for that worker. `adapts_split`:
-    it moves GPUs between workers and trainer, and a trainer that loses GPUs is not modelled.
+    `waits_for_lost`: in this system, samples of a lost worker wait for that worker. `elastic`:
+    what moves GPUs between workers and trainer; a trainer that loses GPUs is not modelled.
     """
     for i, fault in enumerate(faults):
         refuse(
             (
-                fault.kind == "lost" and adapts_split,
-                f"faults.{i} is lost: with adapt_split_every the GPUs may be the trainer's then, whose losses are not "
+                fault.kind == "lost" and elastic,
+                f"faults.{i} is lost: with {elastic} the GPUs may be the trainer's then, whose losses are not "
                 "modelled; leave one of the two out",
             ),
             (

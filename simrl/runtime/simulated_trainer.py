@@ -79,6 +79,9 @@ class SimulatedTrainer:
         self._resizing = (tuple(lanes), self._env.event())
         return self._resizing[1]
 
+    def switch(self) -> simpy.Event:
+        return self._env.process(self._change_sides())
+
     def train(
         self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True
     ) -> simpy.Event:
@@ -115,6 +118,9 @@ class SimulatedTrainer:
         rollouts: list[Rollout] = []
         started_s, begins = self._env.now, None
         while (part := (yield parts.get())) is not None:
+            if not part:
+                yield from self._take_lanes()
+                continue
             lengths, begins = _lengths(part), begins is None
             if begins:
                 started_s = self._env.now
@@ -160,20 +166,30 @@ class SimulatedTrainer:
             yield from self._work(costs.gradients(_lengths(rollouts)), lanes)
 
     def _begin(self, lengths: Ints) -> simpy.events.ProcessGenerator:
-        """Prepare an update: wait for the publication, resize, take over the batch, switch. Lanes
-        that the trainer leaves are free at once; the others move states."""
+        """Prepare an update: wait for the publication, resize, take over the batch, switch."""
         if self._publishing is not None:
             yield self._publishing
-        if self._resizing is not None:
-            (self.lanes, resized), self._resizing = self._resizing, None
-            self.costs = replace(
-                self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes)
-            )
-            resized.succeed()
-            yield from self._work([("switch", self.costs.reshard_s)])
+        yield from self._take_lanes()
         yield from self._work(self.costs.transfer(lengths))
         if self.costs.switch:
             yield from self._switch(self.lanes)
+
+    def _take_lanes(self) -> simpy.events.ProcessGenerator:
+        """Resize, if that was asked for. Lanes that the trainer leaves are free at once; the others
+        move states."""
+        if self._resizing is None:
+            return
+        (self.lanes, resized), self._resizing = self._resizing, None
+        self.costs = replace(
+            self.costs, gpus=sum(self._recorder.lanes[lane].gpus for lane in self.lanes)
+        )
+        resized.succeed()
+        yield from self._work([("switch", self.costs.reshard_s)])
+
+    def _change_sides(self) -> simpy.events.ProcessGenerator:
+        if self._publishing is not None:
+            yield self._publishing
+        yield from self._work([("switch", self.costs.switch_s)])
 
     def _switch(self, lanes: Sequence[int]) -> simpy.events.ProcessGenerator:
         """Switch lanes from rollout to training, except those that have switched."""

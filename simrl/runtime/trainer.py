@@ -33,7 +33,7 @@ class Trainer(Protocol):
 
     def train_parts(self, parts: simpy.Store) -> simpy.Event:
         """Make one update on mini-batches (lists of rollouts) as they arrive, until a None, and
-        publish it."""
+        publish it. At an empty one, a trainer that can resizes."""
 
     def infer(
         self, rollouts: Sequence[Rollout], lanes: Sequence[int], gradients: bool = False
@@ -54,8 +54,11 @@ class ResizableTrainer(Trainer, Protocol):
     busy_s: float
 
     def resize(self, lanes: Sequence[int]) -> simpy.Event:
-        """Give the trainer these lanes from its next update on; its states are resharded. Fires
-        when it has them."""
+        """Give the trainer these lanes from its next update on, or from an empty part of this one
+        on; its states are resharded. Fires when it has them."""
+
+    def switch(self) -> simpy.Event:
+        """Copy its states to the host, so that its GPUs can roll out, or back. Fires when done."""
 
 
 class Rewarder(Protocol):

@@ -19,7 +19,7 @@ import simrl
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
 from simrl.profile.extension import covering
-from simrl.profile.hardware import Gpu
+from simrl.profile.hardware import GIB, Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.profile.profile import ProfileMetadata, read_profile
@@ -82,10 +82,13 @@ class Prepared(Deployment):
         rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
-        followed = (
-            self.drafts or self.tail or capped or self.scenario.faults or system.adapt_split_every
-        )
+        followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
         return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if GPUs change sides (`simrl.dispatch.elastic`)."""
+        return self.system.adapt_split_every > 0 or self.system.elastic is not None
 
     @property
     def gpus_per_worker(self) -> int:
@@ -129,6 +132,7 @@ class Prepared(Deployment):
             reference=model_shape(training.reference_model) if training.reference_model else None,
             precision=self.scenario.precision.training,
             critic=self.system.critic,
+            lends="updates" in (self.system.elastic or ""),
         )
 
     def may_train(self, gpus: int) -> bool:
@@ -284,9 +288,8 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     )
     require_parallelism(training, model, train_gpus)
     require_training_precision(precision.training, cluster.train_kind, training)
-    check_faults(
-        scenario.faults, workers, system.dispatch.on_loss == "wait", system.adapt_split_every > 0
-    )
+    elastic = "adapt_split_every" if system.adapt_split_every else system.elastic and system.name
+    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", elastic)
     if system.needs_rewards:
         _require_unequal_rewards(deployment.trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
@@ -319,7 +322,40 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     pause_s = system.on_update.pause_s + (need.costs.publish_s if system.pauses else 0.0)
     prepared = replace(prepared, costs=costs._replace(pause_s=pause_s))
     require_training_fits(need)
+    if system.elastic:
+        _require_elastic(prepared)
     return prepared
+
+
+def _require_elastic(prepared: Prepared) -> None:
+    """Raise `InputError` if the trainer of an elastic pool cannot take its first size, or if its
+    states leave too little memory for an engine."""
+    system, engine, need = prepared.system, prepared.scenario.engine, prepared.training_need
+    trace, costs = prepared.trace, need(prepared.train_gpus).costs
+    _, _, end = trace.step_slices[0]
+    groups = -(-int((trace.group_starts < end).sum()) // system.minibatches)
+    kept, utilization, moves = (
+        costs.state_bytes,
+        engine.gpu_memory_utilization,
+        system.elastic or "",
+    )
+    left = prepared.train_gpu.memory_bytes * (1 - utilization)
+    refuse(
+        (
+            system.adapt_split_every,
+            f"system {system.name}: its rule moves GPUs, and adapt_split_every has another; leave one of them out",
+        ),
+        (
+            "minibatches" in moves and groups % costs.ranks,
+            f"system {system.name}: the {costs.ranks} data-parallel ranks of {prepared.train_gpus} train GPUs do not divide "
+            f"the {groups} groups of a mini-batch; use another rollout_share or other minibatches",
+        ),
+        (
+            "updates" in moves and costs.config.offload == "none" and kept > left,
+            f"training.offload is none: {kept / GIB:.1f} GiB of states stay on a GPU that rolls out, and "
+            f"engine.gpu_memory_utilization {utilization:g} leaves {left / GIB:.1f}; use offload=switch, or lower it",
+        ),
+    )
 
 
 def _deployment(scenario: Scenario, system: System, inputs: InputCache) -> Deployment:
@@ -493,8 +529,9 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
             f"{pools}, and it trains on the GPUs that roll out; leave one of them out",
         ),
         (
-            system.adapt_split_every,
-            f"{pools}, and adapt_split_every lends GPUs from one pool to the other; leave one of them out",
+            system.adapt_split_every or system.elastic,
+            f"{pools}, and {'adapt_split_every' if system.adapt_split_every else 'it'} lends GPUs from one pool to the other; "
+            "leave one of them out",
         ),
         (
             "rollout_share" in system.parameters,

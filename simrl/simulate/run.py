@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
+from simrl.dispatch.elastic import ElasticPool
 from simrl.dispatch.split import adapt
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
@@ -149,10 +150,13 @@ class Schedule:
         )
         if prepared.layouts:
             context = replace(context, layouts=self._layouts(context, prepared))
-        if system.adapt_split_every:
-            trainer, every = cast(SimulatedTrainer, self.trainer), system.adapt_split_every
+        if prepared.is_elastic:
+            trainer, rank = cast(SimulatedTrainer, self.trainer), scenario.training.gpus_per_rank
             shared = env, self.workers, self.dispatcher, trainer, self.recorder
-            env.process(adapt(*shared, every, prepared.may_train))
+            pool = ElasticPool(*shared, prepared.may_train, rank)
+            context = replace(context, pool=pool)
+        if system.adapt_split_every:
+            env.process(adapt(env, pool, system.adapt_split_every))
         self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
         env.process(system.pipeline(context))
 
@@ -264,17 +268,13 @@ class Schedule:
 
 
 def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
-    """Return the number of units (rollout workers; where the split adapts, also GPUs that may
-    become one), all lanes, first the lanes of units, and the indices of the lanes that train."""
-    unit, units, adapts = (
-        prepared.gpus_per_worker,
-        prepared.workers,
-        prepared.system.adapt_split_every > 0,
-    )
-    if adapts:
+    """Return the number of units (rollout workers; in an elastic pool, also GPUs that may become
+    one), all lanes, first the lanes of units, and the indices of the lanes that train."""
+    unit, units = prepared.gpus_per_worker, prepared.workers
+    if prepared.is_elastic:
         units = prepared.scenario.cluster.gpus // unit
     lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(units)]
-    if adapts:
+    if prepared.is_elastic:
         return units, lanes, list(range(prepared.workers, units))
     if not prepared.colocated:
         rest = (

@@ -13,6 +13,7 @@ from simrl.dispatch.rules import DISPATCHES
 from simrl.pipelines import prime_rl as prime_rl_words
 from simrl.pipelines.batchwise import batchwise
 from simrl.pipelines.buffered import Rules, buffered
+from simrl.pipelines.rlinf_dynamic import rlinf_dynamic as rlinf_dynamic_pipeline
 from simrl.pipelines.verl_v1 import (
     POLL_S,
     batches_and_warmup,
@@ -20,6 +21,7 @@ from simrl.pipelines.verl_v1 import (
     oldest_stamp_first,
     polled,
     step,
+    switching,
 )
 from simrl.pipelines.words import (
     batches_taken,
@@ -242,6 +244,7 @@ def verl_v1_sync(filter_groups: bool = False, max_inflight_batches: Count = 1) -
     )
 
 
+Ratio = Annotated[float, Field(ge=0, le=1)]
 Warmup = Annotated[float, Field(ge=0, le=100)]  # batches
 
 
@@ -311,6 +314,13 @@ def verl_v1_separate_async(
     max_span: Count | None = 8,
     on_stale: Literal["drop", "wait"] = "drop",
     filter_groups: bool = False,
+    enable_switch: bool = False,
+    switch_threshold_ratio: Annotated[float, Field(gt=0, le=1)] = 0.4,
+    adaptive_switch_threshold: bool = True,
+    switch_threshold_step_up: Ratio = 0.05,
+    switch_threshold_step_down: Ratio = 0.03,
+    switch_threshold_release_steps: Count = 2,
+    switch_cost_window_size: Count = 3,
 ) -> System:
     """verl's trainer_mode separate_async: mini-batches train as soon as their groups are ready, weights go out once a step.
 
@@ -319,14 +329,71 @@ def verl_v1_separate_async(
     counts steps. An update trains as soon as a mini-batch of groups is ready, those of the oldest steps first. After the last
     one of a step, requests are aborted with their tokens, the weights are broadcast and loaded, and generation resumes: an
     aborted request goes on at its server, a second after it was aborted at the earliest, and prefills its tokens again.
-    `log_probs` is 1 unless rollout_correction.bypass_mode takes those of the rollout.
-    Not modelled: weights that go to the host and back where log-probs are those of the step's first weights; as for
+    `log_probs` is 1 unless rollout_correction.bypass_mode takes those of the rollout. With `enable_switch`
+    (hybrid_rollout.enable_switch), the trainer's GPUs roll out too: from the start, and from the end of a step, if fewer groups
+    are ready for the next than the threshold and those that are missing would cost more seconds than the last
+    `switch_cost_window_size` switches each way did; all responses are then dealt anew. They come back when the threshold is
+    ready: `switch_threshold_ratio` of a batch, at least a mini-batch; with `adaptive_switch_threshold` the ratio rises
+    (`switch_threshold_step_up`) from the `switch_threshold_release_steps`-th step in a row on that waited longer than a look,
+    and falls (`switch_threshold_step_down`) from as many that did not. A switch takes what it executes: requests leave, states
+    go to the host or come back (`training.switch_s` and `offload`), workers load the weights.
+    Not modelled: responses that go to lent workers at once, and wait there for the load; the second that responses wait that a
+    switch moves; weights that go to the host and back where log-probs are those of the step's first weights; as for
     verl_v1_colocate_async.
     """
-    shared = verl_v1(sync_step, warmup_batches, max_span, on_stale, filter_groups)
+    switch = partial(
+        switching,
+        minibatches=sync_step,
+        ratio=switch_threshold_ratio,
+        step_up=switch_threshold_step_up * adaptive_switch_threshold,
+        step_down=switch_threshold_step_down * adaptive_switch_threshold,
+        release_steps=switch_threshold_release_steps,
+        cost_window=switch_cost_window_size,
+    )
+    begin = {"begin": switch} if enable_switch else {}
+    shared = verl_v1(sync_step, warmup_batches, max_span, on_stale, filter_groups, **begin)
     return System(
+        elastic="updates" if enable_switch else None,
         pauses=True,
         on_update=OnUpdate("recompute", retry_s=1.0),
         schedule="asynchronous, weights once a batch",
         **shared,
+    )
+
+
+@recipe("rollout_share")
+def rlinf_dynamic(
+    minibatches: Count = 4,
+    max_running_requests: Count = 64,
+    pre_process: bool = False,
+    wait_before_last: bool = False,
+    moves: Literal["tokens", "kv"] = "tokens",
+) -> System:
+    """Within a step, rollout workers that are no longer needed move to the trainer; on-policy.
+
+    Mini-batches train as their groups are finished (`algorithm.n_minibatches`). After each but the last, workers leave: all if
+    nothing runs; else, of those beyond running / `max_running_requests`, as many as lift the trainer to its next data-parallel
+    size that divides a mini-batch's groups and fits in memory. Their responses are aborted and go on at the others, which are
+    filled one after the other up to the mean; their tokens are prefilled there, or their KV cache comes over the network
+    (`moves=kv`). The trainer reshards its states (`training.switch_s` and the network). After the last mini-batch it has its
+    first size again, and all workers load the new weights. `pre_process` (`cluster.use_pre_process_policy`): the trainer's GPUs
+    roll out, too, until no more than half of the responses run, looked at every second. `wait_before_last`
+    (`cluster.use_wait_before_last_iter_policy`): the last mini-batch waits for the end of rollout, and for all GPUs. Defaults
+    are those of RLinf's example, with its workers for log-probs at rollout.
+    Not modelled: workers for log-probs of their own, which the trainer computes here; a trainer that takes a part of a worker's
+    GPUs; RLinf's waits of .1 s for instances that stop.
+    """
+    return System(
+        pipeline=partial(
+            rlinf_dynamic_pipeline,
+            minibatches=minibatches,
+            most_running=max_running_requests,
+            pre_process=pre_process,
+            wait_before_last=wait_before_last,
+        ),
+        schedule="synchronous, mini-batches streamed, GPUs change sides",
+        dispatch=replace(DISPATCHES["even_split"], kv_pool=moves == "kv"),
+        elastic="updates and minibatches" if pre_process else "minibatches",
+        paper="RLinf's dynamic scheduling (DynaRL)",
+        off_policyness=0,
     )

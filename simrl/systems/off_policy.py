@@ -3,6 +3,7 @@ asynchronous."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -256,6 +257,9 @@ def verl_fully_async(
     pause: bool = True,
     mini_batch: Count | None = None,
     per_replica: Count = 16,
+    dynamic_schedule: Literal["default", "static_fully_async", "fixed_ratio"] | None = None,
+    deactivate_ratio: Annotated[float, Field(gt=0, le=1)] = 0.3,
+    rebalance: bool = True,
 ) -> System:
     """Several updates on groups as they stream in, then one weight sync, which interrupts running responses.
 
@@ -268,7 +272,13 @@ def verl_fully_async(
     their KV cache is recomputed; without `partial_rollout` they finish first, and nothing is submitted meanwhile: so its
     documentation and its code up to 0.7 (`FullyAsyncRollouter.pause`). Later code aborts them at the sync and trains what they
     have; `simrl` does not. Generation pauses until the weights are gathered and loaded (`pause`). A step is an update, so it
-    trains less than a step of the trace. Old log-probs come from the rollout (`log_probs=0`).
+    trains less than a step of the trace. Old log-probs come from the rollout (`log_probs=0`). With `dynamic_schedule`
+    (use_dynamic_resource_scheduling, dynamic_schedule_policy), the trainer's GPUs roll out after a weight sync if groups are
+    missing and would cost more seconds than the switches of the last three cycles did ("default"), whenever groups are
+    missing ("fixed_ratio"), or never; then all responses are dealt anew (`rebalance`, dynamic_schedule_enable_rebalance).
+    They come back, looked at every second, when `deactivate_ratio` of a cycle's groups wait for the trainer, a ratio that
+    "default" adapts to what was waited for. A switch takes what it executes: requests leave, states go to the host or come
+    back (`training.switch_s` and `offload`), workers load the weights.
     Not modelled: without `partial_rollout`, weights are gathered only once nothing runs; here, meanwhile.
     """
     bound: dict[str, Any] = {
@@ -289,7 +299,18 @@ def verl_fully_async(
         sync_after="nothing" if partial_rollout else "scored",
         updates_per_sync=sync_step,
     )
+    lends = dynamic_schedule not in (None, "static_fully_async")  # which lends nothing
+    if lends:
+        schedule = partial(
+            verl_words.scheduling,
+            sync_step=sync_step,
+            ratio=deactivate_ratio,
+            adaptive=dynamic_schedule == "default",
+            rebalance=rebalance,
+        )
+        rules = replace(rules, begin=schedule)
     return System(
+        elastic="updates" if lends else None,
         pauses=pause and partial_rollout,
         pipeline=partial(buffered, rules=rules),
         schedule="fully asynchronous, weights at every few updates",

@@ -53,9 +53,10 @@ class System:
     that load weights stop when their publication begins. `on_update`: what a load does to requests,
     where the pipeline leaves it to the system. `filter_groups`: groups with equal rewards
     are not trained; `after_log_probs`: theirs are computed; `polled`: the pipeline drops them.
-    `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a critic is trained, too
-    (`TrainingCosts`). `tp_sizes`: tensor-parallel sizes that rollout may have in place of the
-    cluster's.
+    `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a
+    critic is trained, too (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and
+    training, those of the trainer between "updates" or any between "minibatches". `tp_sizes`:
+    tensor-parallel sizes that rollout may have in place of the cluster's.
     """
 
     name: str = ""
@@ -79,6 +80,7 @@ class System:
     prefix_caching: bool = True
     critic: Literal["serial", "fused"] | None = None
     adapt_split_every: int = 0
+    elastic: Literal["updates", "minibatches", "updates and minibatches"] | None = None
     tp_sizes: tuple[int, ...] = ()
     parameters: dict[str, Any] = field(default_factory=dict)
 

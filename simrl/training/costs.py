@@ -51,9 +51,9 @@ class TrainingCosts:
     """The phases of one policy update on `gpus` GPUs. `minibatches` PPO updates an epoch;
     `log_probs` forward passes before them (old policy, reference, AReaL's proximal policy), the
     config's `reference_passes` among them, by `reference` if it is another model. `switch`: rollout
-    runs on these GPUs, too. `controller`: the batch goes through one process on its way, each
-    sequence padded to `padded_tokens`, or to the longest if that is longer. `pauses`: workers are
-    paused while weights are published. `critic`: a critic of the model's shape is
+    runs on these GPUs, too; `lends`: between updates, and on others. `controller`: the batch goes
+    through one process on its way, each sequence padded to `padded_tokens`, or to the longest if
+    that is longer. `pauses`: workers are paused while weights are published. `critic`: a critic of the model's shape is
     trained, too, after the policy or fused with it (`stages`). `streams`: each micro-batch fetches
     the weights from the host. `precision`: of the layers' matrix products."""
 
@@ -71,6 +71,7 @@ class TrainingCosts:
     streams: bool = False
     precision: str = "bf16"
     critic: Literal["serial", "fused"] | None = None
+    lends: bool = False
 
     @property
     def ranks(self) -> int:
@@ -134,7 +135,7 @@ class TrainingCosts:
     def _fetched_s(self, bytes_per_parameter: int) -> float:
         """Return the seconds in which a phase fetches its states from the host and returns them; 0
         unless phases offload states because rollout runs on these GPUs, too."""
-        if self.config.offload != "phases" or not self.switch:
+        if self.config.offload != "phases" or not (self.switch or self.lends):
             return 0.0
         return 2 * bytes_per_parameter * self.model.parameters / self.gpus / self.copied_bytes_per_s
 

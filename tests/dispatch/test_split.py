@@ -11,13 +11,13 @@ from simrl.dispatch.split import wanted_train_units
 from simrl.errors import InputError
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
-from simrl.systems.recipes import RECIPES, make_system
+from simrl.systems.recipes import RECIPES, make_system, recipe_parameters
 from tests.helpers import Watched, examples, lanes, prepared, rows, scenario, watch
 
 OVERLAPPING = [
     name
     for name in RECIPES
-    if make_system(name, {}).rollout_share is not None
+    if "adapt_split_every" in recipe_parameters(name)
     and make_system(name, {}).schedule != "synchronous"
 ]
 

@@ -26,7 +26,7 @@ from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
-from simrl.systems.recipes import RECIPES
+from simrl.systems.recipes import RECIPES, make_system
 from simrl.trace.trace import Turn
 from simrl.validation import explain
 from tests.conservation import assert_nothing_is_lost
@@ -157,11 +157,11 @@ def test_a_split_that_adapts_and_losses_do_not_go_together():
 
 def test_samples_that_wait_for_their_worker_need_one_that_comes_back():
     gone = faults({"kind": "slow", "worker": 0, "factor": 2.0}, {"kind": "lost", "worker": 1})
-    check_faults(gone, 3, waits_for_lost=False, adapts_split=False)
+    check_faults(gone, 3, waits_for_lost=False, elastic=None)
     with pytest.raises(
         InputError, match=r"faults.1: worker 1 is lost for good, .* give it a back_s"
     ):
-        check_faults(gone, 3, waits_for_lost=True, adapts_split=False)
+        check_faults(gone, 3, waits_for_lost=True, elastic=None)
 
 
 def test_all_workers_may_be_lost_for_a_time():
@@ -518,7 +518,10 @@ def any_faults(draw, workers):
 counted_faults = st.integers(1, 3).flatmap(lambda n: st.tuples(st.just(n), any_faults(n)))
 
 
-@pytest.mark.parametrize("name", RECIPES)
+LOSABLE = [name for name in RECIPES if make_system(name, {}).elastic is None]
+
+
+@pytest.mark.parametrize("name", LOSABLE)
 @examples(15)
 @given(counted_faults, traces, st.one_of(st.just(ROOMY), tight))
 def test_no_sample_is_lost_or_trained_twice_and_staleness_stays_in_its_bound(
@@ -552,7 +555,7 @@ def test_no_sample_is_lost_or_trained_twice_and_staleness_stays_in_its_bound(
 TAIL = trace([[[(4, 5)]] * 9 + [[(4, 60)]]] * 2)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", LOSABLE)
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("at_s", [3.0, 40.0, 62.0])
 def test_a_loss_for_good_leaves_the_rest_to_the_other_worker(name, worker, at_s):
@@ -565,7 +568,7 @@ def test_a_loss_for_good_leaves_the_rest_to_the_other_worker(name, worker, at_s)
     )
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", LOSABLE)
 @examples(8)
 @given(traces, st.integers(0, 5))
 def test_drawn_faults_lose_no_sample_either_also_where_all_workers_are_lost_at_times(

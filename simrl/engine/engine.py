@@ -40,7 +40,16 @@ from simrl.engine.fleet import (
     submit,
     withdraw,
 )
-from simrl.engine.leaving import drop_caches, drop_held, pin, remove, requeue, unpin
+from simrl.engine.leaving import (
+    drop_caches,
+    drop_held,
+    pin,
+    queue_again,
+    remove,
+    requeue,
+    set_aside,
+    unpin,
+)
 from simrl.engine.prefix_cache import MANY, enter_all, forget_oldest, found_blocks, short_of_nodes
 from simrl.engine.repeat import LARGEST_COUNTED_BLOCK
 from simrl.engine.requests import capacity_tokens, is_plain
@@ -627,6 +636,28 @@ class Engine:
         f = self.fleet.arrays.engines
         for row in range(self.first_row, self.first_row + self._dp):
             drop_caches(f.requests[row], f.totals[row], RELOADED)
+
+    def set_aside(self, starts_over: bool = False) -> list[int]:
+        """Drop all caches, and take what runs or waits out of the engine until `queue_again`.
+        Return these slots, first those that ran, in their order. What `starts_over` has lost its
+        tokens."""
+        self.recompute_running()
+        f, aside = self.fleet.arrays.engines, []
+        for rank, row in enumerate(range(self.first_row, self.first_row + self._dp)):
+            number = set_aside(f.requests[row], f.totals[row], starts_over, f.scratch)
+            aside += [slot * self._dp + rank for slot in f.scratch[:number].tolist()]
+        return aside
+
+    def queue_again(self, slots: Sequence[int]) -> None:
+        """Append requests that were set aside to the queue, in this order."""
+        f, at = self.fleet.arrays.engines, np.array(slots, np.int64)
+        for rank, row in enumerate(range(self.first_row, self.first_row + self._dp)):
+            here = at[at % self._dp == rank] // self._dp
+            queue_again(f.requests[row], f.totals[row], here)
+
+    def forget_answers(self, slot: int, observation_tokens: int) -> None:
+        """Take the environment's tokens out of the context of a request that starts over."""
+        self.fleet.r["prompt"][self._at(slot)] -= observation_tokens
 
     def found_tokens(self, slot: int) -> int:
         """Return the tokens of a paused request that it would find in the prefix cache now."""

@@ -8,6 +8,8 @@ until that pass is scheduled here (`n_leaving`), and aborted ones take part in i
 
 from __future__ import annotations
 
+import numpy as np
+
 from simrl.engine.prefix_cache import forget_prefixes
 from simrl.engine.requests import (
     end,
@@ -40,6 +42,7 @@ from simrl.engine.state import (
     Totals,
 )
 from simrl.profile.compiled import inlined, lean, lean_kernel
+from simrl.speculation.decoding import Ints
 
 TOKENS_AHEAD = 20  # SGLANG_RETRACT_DECODE_STEPS
 
@@ -217,6 +220,33 @@ def requeue(r: Requests, t: Totals, slot: int, prompt: int, cached: int) -> None
     if r[slot].blocks == 0:
         r[slot].computed = cached
     queue_up(r, t, slot)
+
+
+@lean_kernel
+def set_aside(r: Requests, t: Totals, starts_over: bool, slots: Ints) -> int:
+    """Take all requests out of the queue, as if paused, and list them in `slots`; return their
+    number. They have no cache. Those that start over lose their tokens."""
+    number = t.n_waiting
+    for i in range(number):
+        slot = slots[i] = r[waiting_at(r, t, i)].waiting
+        q = r[slot]
+        q.status = PAUSED
+        if starts_over:
+            q.generated = 0
+            q.reached = min(q.reached, q.prompt)
+            q.stop_at = q.response
+            q.stop_kind = END
+            q.watch_at = NEVER
+            q.first_token_s = np.nan
+    t.n_waiting = 0
+    return int(number)
+
+
+@lean_kernel
+def queue_again(r: Requests, t: Totals, slots: Ints) -> None:
+    """Append requests that were set aside to the queue again, in this order."""
+    for slot in slots:
+        queue_up(r, t, slot)
 
 
 @lean

@@ -20,13 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
 
-import simpy
-
-from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import Finished, GroupStream
-from simrl.runtime.worker import LoadMode
+from simrl.pipelines.words import submitted_first
 
 
 def capacity(
@@ -74,58 +70,28 @@ def in_time(left: Iterable[int], version: int, eta: int, batch: int) -> bool:
     )
 
 
-def areal(
-    run: RunContext,
-    *,
-    eta: int,
-    running: LoadMode = "recompute",
-    interruptible: bool = True,
-    max_concurrent: int | None = None,
-    on_stale: Literal["train", "wait", "drop"] = "train",
-) -> simpy.events.ProcessGenerator:
-    """Train whenever a batch of groups is finished, then update every worker: in flight, where
-    `running` says what happens to responses that run then, or once none runs anywhere
-    (`interruptible`)."""
-    trainer, batch = run.trainer, run.workload.batch_groups
-    admission = run.recorder.facts["admission"] = Admission()
-    most = max_concurrent or CONCURRENT_BATCHES * batch
-    draining = False
+def budget(stream: GroupStream, *, eta: int, most: int | None) -> int:
+    """Return the room under both bounds of `capacity`; `most` groups run at once (None: four
+    batches). The run notes which bound holds groups back."""
+    admission: Admission = stream.facts.setdefault("admission", Admission())
+    running = len(stream.running)
+    bounds = capacity(
+        eta,
+        stream.version,
+        stream.batch,
+        most or CONCURRENT_BATCHES * stream.batch,
+        running,
+        stream.kept - running,
+    )
+    return admission.note(*bounds, stream.now_s)
 
-    def room() -> int:
-        if draining:
-            return admission.close(run.env.now)
-        active = len(stream.running)
-        accepted = stream.kept - active
-        return admission.note(
-            *capacity(eta, trainer.version, batch, most, active, accepted), run.env.now
-        )
 
-    def next_batch() -> list[Finished] | None:
-        """Return the finished groups submitted first, if they make a batch and no missing one has
-        to train before."""
-        if on_stale == "drop":
-            stream.drop(
-                [group for group in stream.buffer if group.oldest_version < trainer.version - eta]
-            )
-        if len(stream.buffer) < batch:
-            return None
-        finished = sorted(stream.buffer)
-        left = [*stream.running.values(), *(group.version for group in finished[batch:])]
-        if on_stale == "wait" and not in_time(left, trainer.version, eta, batch):
-            return None
-        return finished[:batch]
-
-    stream = GroupStream(run, room)
-    stream.admit()
-    for _ in range(run.steps):
-        while (groups := next_batch()) is None:
-            yield stream.news_for(batch)
-        yield trainer.train(stream.take(groups))
-        if not interruptible:
-            draining = True
-            stream.admit()
-            yield stream.drained()
-            draining = False
-        loaded = run.load_weights(running)
-        stream.admit()
-        yield loaded
+def batch_in_time(stream: GroupStream, *, eta: int) -> list[Finished] | None:
+    """Return a batch of the groups submitted first, if no missing one has to train before."""
+    groups = submitted_first(stream)
+    if groups is None:
+        return None
+    taken = {group.number for group in groups}
+    left = [group.version for group in stream.buffer if group.number not in taken]
+    left += stream.running.values()
+    return groups if in_time(left, stream.version, eta, stream.batch) else None

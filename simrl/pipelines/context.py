@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import simpy
 
 from simrl.runtime.events import gather
+from simrl.runtime.worker import RECOMPUTE, OnUpdate
 
 if TYPE_CHECKING:  # so that systems can be listed without them
     from simrl.dispatch.dispatcher import Dispatcher
@@ -40,6 +41,7 @@ class RunContext:
     """The clock, the actors, the workload (endless) and the number of updates of one run.
 
     `times` is profiled before the run: how long a worker takes for responses of a length.
+    `on_update` says what a load of weights does to requests.
     `best_of_n` says what freed workers do, `dynamic_sampling` how batches are refilled. A scored
     group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. `layouts`: the run
     with workers of each tensor-parallel size that a planner may choose; none otherwise.
@@ -54,17 +56,20 @@ class RunContext:
     workload: Workload
     times: RolloutTimes
     steps: int
+    on_update: OnUpdate = RECOMPUTE
     best_of_n: BestOfN | None = None
     dynamic_sampling: DynamicSampling | None = None
     accepts: Callable[[list[Rollout]], bool] = lambda group: True
     lanes_each: int = 1
     layouts: tuple[Layout, ...] = ()
 
-    def load_weights(self, running: LoadMode = "recompute") -> simpy.Event:
-        """Load the newest weights at every worker. Fires when all have them."""
+    def load_weights(self, running: LoadMode | None = None) -> simpy.Event:
+        """Load the newest weights at every worker, by the system's `on_update`, or with another
+        mode for what is `running`. Fires when all have them."""
+        version, mode = self.trainer.version, running or self.on_update.running
+        retry_s = self.on_update.retry_s
         return gather(
-            self.env,
-            [worker.load_weights(self.trainer.version, running) for worker in self.workers],
+            self.env, [worker.load_weights(version, mode, retry_s) for worker in self.workers]
         )
 
 

@@ -2,14 +2,15 @@
 that the trainer takes from.
 
 Invariant: submitted = running + buffered + taken + dropped, in groups, at every moment; a group
-runs until its last response is scored, and is taken or dropped once. What is counted, and what
-bounds it, is the pipeline's own rule (`simrl.pipelines.areal`, `simrl.pipelines.verl_fully_async`,
+runs until its last response is scored or it is evicted, and is taken or dropped once. What is
+counted, and what bounds it, is a rule of the system (`simrl.pipelines.words`,
 `simrl.pipelines.laminar`); a group that was submitted and dropped leaves its room as it was.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,8 +19,9 @@ import simpy
 
 from simrl.errors import InputError, StoppedError, first_line
 from simrl.pipelines.context import RunContext
-from simrl.runtime.events import Signal, gather, on_fire
+from simrl.runtime.events import Signal, call_at, gather, on_fire
 from simrl.runtime.rollout import Rollout
+from simrl.runtime.worker import GroupRun
 from simrl.trace.sample import Group, Sample
 from simrl.validation import shortened
 
@@ -28,7 +30,7 @@ FURTHEST_AHEAD = 128  # batches that a rule may submit at once beyond those that
 
 class Finished(NamedTuple):
     """A group whose responses are all finished and scored: the number of groups submitted before
-    it, the trainer's version when it was submitted, and its responses."""
+    it, its stamp (by default, the trainer's version when it was submitted), and its responses."""
 
     number: int
     version: int
@@ -44,20 +46,52 @@ class Finished(NamedTuple):
 class GroupStream:
     """The groups of one run. `room` returns how many more groups may be submitted now; it is called
     whenever that may have changed, so it changes nothing itself. None: the pipeline submits each
-    group (`submit`). A scored group that the run does not accept is dropped."""
+    group (`submit`). A scored group that the run does not accept is dropped.
 
-    def __init__(self, run: RunContext, room: Callable[[], int] | None) -> None:
-        # By number: the trainer's version when the group was submitted.
-        self.running: dict[int, int] = {}
+    `stamp` returns the stamp of a group that is submitted now (None: the trainer's version).
+    `batch` is the number of groups of an update. When a group is scored, all groups of
+    the buffer that are stale (`is_stale`) are dropped.
+    """
+
+    def __init__(
+        self,
+        run: RunContext,
+        room: Callable[[], int] | None,
+        stamp: Callable[[], int] | None = None,
+    ) -> None:
+        self.running: dict[int, int] = {}  # stamps by number, in the order of submission
         self.buffer: list[Finished] = []  # in the order in which they were finished
         self.submitted = 0
         self.dropped = 0
+        self.batch = run.workload.batch_groups
+        self.taken = 0  # groups in updates so far
+        self.taken_before_sync = 0  # of them, those taken before the last weight sync began
+        self.updates = 0  # batches taken so far
+        self.syncs = 0  # weight syncs after which the workers have loaded
+        # the trainer's version when a batch was last taken, or the workers had last loaded
+        self.noted_version = 0
+        self.facts = run.recorder.facts
         run.recorder.facts["stream"] = self
-        self._run = run
+        self.is_stale: Callable[[GroupStream, Finished], bool] = lambda stream, group: False
+        self._stamp = stamp or (lambda: run.trainer.version)
+        self._at_workers: dict[int, GroupRun] = {}
+        self._evicted: set[int] = set()
+        self._again_s = math.inf  # when the budget is looked at again
+        self.paused = False  # whether no group may begin
+        self.run = run
         self._room = room
         self._news = Signal(run.env)
         self._generating = 0  # groups with a response that is not finished
         self._drained = Signal(run.env)
+
+    @property
+    def version(self) -> int:
+        """The trainer's version: its updates so far."""
+        return self.run.trainer.version
+
+    @property
+    def now_s(self) -> float:
+        return self.run.env.now
 
     @property
     def kept(self) -> int:
@@ -67,9 +101,9 @@ class GroupStream:
     def admit(self) -> None:
         """Submit groups while the rule has room for them and the workload has groups. Raise
         `InputError` if the rule counts dropped groups, or has no bound."""
-        if self._room is None:
+        if self._room is None or self.paused:
             return
-        run, start = self._run, self.submitted
+        run, start = self.run, self.submitted
         most = (run.steps + FURTHEST_AHEAD) * run.workload.batch_groups
         first = room = self._checked_room(self._room)
         while room > 0 and not run.workload.ended:
@@ -81,6 +115,7 @@ class GroupStream:
                 )
             number, group = self._next()
             [at_workers] = run.dispatcher.submit_groups([group])
+            self._at_workers[number] = at_workers
             on_fire(at_workers.over, partial(self._ended, number))
             room = self._checked_room(self._room)
 
@@ -124,17 +159,17 @@ class GroupStream:
     def submit(self, to: int) -> list[tuple[Sample, simpy.Event]]:
         """Submit the next group to one worker. Return its samples with their dispatcher events."""
         number, group = self._next()
-        ends = self._run.dispatcher.submit(group, to=[to] * len(group))
-        on_fire(gather(self._run.env, ends), partial(self._ended, number))
+        ends = self.run.dispatcher.submit(group, to=[to] * len(group))
+        on_fire(gather(self.run.env, ends), partial(self._ended, number))
         return list(zip(group, ends, strict=True))
 
     def _next(self) -> tuple[int, Group]:
         """Return the next group, which runs from now on, and its number."""
         number = self.submitted
-        [group] = self._run.workload.next_groups(1)
+        [group] = self.run.workload.next_groups(1)
         self.submitted += 1
         self._generating += 1
-        self.running[number] = self._run.trainer.version
+        self.running[number] = self._stamp()
         return number, group
 
     def take(self, groups: list[Finished]) -> list[Rollout]:
@@ -143,20 +178,64 @@ class GroupStream:
         self.buffer = [group for group in self.buffer if group.number not in gone]
         return [rollout for group in groups for rollout in group.rollouts]
 
+    def take_batch(self, groups: list[Finished]) -> list[Rollout]:
+        """Take the groups of an update. Return their responses."""
+        self.updates += 1
+        self.taken += len(groups)
+        self.noted_version = self.version
+        return self.take(groups)
+
+    def pause(self) -> None:
+        """Let no group begin before `resume`."""
+        self.paused = True
+        if "admission" in self.facts:
+            self.facts["admission"].close(self.now_s)
+
+    def resume(self) -> None:
+        """Let groups begin again."""
+        self.paused = False
+        self.admit()
+
     def drop(self, groups: list[Finished]) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their
         place."""
         if groups:
-            facts = self._run.recorder.facts
-            facts["stale_samples"] = facts.get("stale_samples", 0) + self._drop(groups)
+            self._count_stale(self._drop(groups))
         self.admit()
 
     def _drop(self, groups: list[Finished]) -> int:
         """Drop groups of the buffer. Return the number of their responses."""
         rollouts = self.take(groups)
         self.dropped += len(groups)
-        self._run.recorder.dropped(rollouts)
+        self.run.recorder.dropped(rollouts)
         return len(rollouts)
+
+    def evict(self, numbers: Iterable[int]) -> None:
+        """Drop running groups: their responses are aborted, and their room is free at once. Others
+        are not submitted before `admit`."""
+        for number in numbers:
+            del self.running[number]
+            self._evicted.add(number)
+            self.dropped += 1
+            at_workers = self._at_workers[number]
+            self._count_stale(len(at_workers.samples))
+            if not at_workers.over.triggered:
+                self.run.dispatcher.withdraw_groups([at_workers])
+
+    def _count_stale(self, responses: int) -> None:
+        self.facts["stale_samples"] = self.facts.get("stale_samples", 0) + responses
+
+    def again(self, time_s: float) -> None:
+        """Call `admit` again at `time_s`, if not before: for budgets that grow with time."""
+
+        def admit() -> None:
+            if self._again_s <= self.now_s:
+                self._again_s = math.inf
+                self.admit()
+
+        if time_s < self._again_s:
+            self._again_s = time_s
+            call_at(self.run.env, time_s, admit)
 
     @property
     def _pipeline(self) -> str:
@@ -168,7 +247,7 @@ class GroupStream:
         taken = self.kept - len(self.running) - len(self.buffer)
         return (
             f"{self._pipeline}: its room for groups is {self._called(self._room) if self._room else 0} at "
-            f"version {self._run.trainer.version}; of {self.submitted} submitted, {len(self.running)} run, {len(self.buffer)} "
+            f"version {self.run.trainer.version}; of {self.submitted} submitted, {len(self.running)} run, {len(self.buffer)} "
             f"are finished, {taken} trained, {self.dropped} dropped"
         )
 
@@ -186,20 +265,19 @@ class GroupStream:
         """Return an event that fires when the next group is finished."""
         return self._news.next
 
-    def news_for(self, batch: int) -> simpy.Event:
-        """Return `news` for an update of `batch` groups. Raises `StoppedError` if none will come:
-        the trace has ended."""
-        if self._run.workload.ended and not self.running:
+    def news_for_update(self) -> simpy.Event:
+        """Return `news` for the next update. Raises `StoppedError` if none will come: the trace has
+        ended."""
+        if self.run.workload.ended and not self.running:
             raise StoppedError(
-                f"the trace ended after {self._run.trainer.version} of {self._run.steps} updates: the next has "
-                f"{len(self.buffer)} of {batch} groups (dropped: {self.dropped}); give the trace more groups, or ask for fewer "
-                "steps"
+                f"the trace ended after {self.version} of {self.run.steps} updates: the next has {len(self.buffer)} of "
+                f"{self.batch} groups (dropped: {self.dropped}); give the trace more groups, or ask for fewer steps"
             )
         return self._news.next
 
     def drained(self) -> simpy.Event:
         """Return an event that fires when no response of any group is unfinished."""
-        return self._drained.next if self._generating else self._run.env.timeout(0)
+        return self._drained.next if self._generating else self.run.env.timeout(0)
 
     def _ended(self, number: int, ended: Any) -> None:
         if not ended.ok:
@@ -207,12 +285,28 @@ class GroupStream:
         self._generating -= 1
         if not self._generating:
             self._drained.fire()
-        on_fire(self._run.rewarder.score(ended.value), partial(self._scored, number))
+        if number in self._evicted:
+            self._gone(number, ended.value)
+        else:
+            on_fire(self.run.rewarder.score(ended.value), partial(self._scored, number))
+
+    def _gone(self, number: int, rollouts: list[Rollout]) -> None:
+        """Record the responses of an evicted group, which has left its workers."""
+        self._evicted.remove(number)
+        del self._at_workers[number]
+        self.run.recorder.dropped(rollouts)
+        self._news.fire()
 
     def _scored(self, number: int, scored: Any) -> None:
+        if number in self._evicted:
+            self._gone(number, scored.value)
+            return
+        self._at_workers.pop(number, None)
         group = Finished(number, self.running.pop(number), scored.value)
         self.buffer.append(group)
-        if not self._run.accepts(group.rollouts):
+        if not self.run.accepts(group.rollouts):
             self._drop([group])
+        elif stale := [group for group in self.buffer if self.is_stale(self, group)]:
+            self._count_stale(self._drop(stale))
         self.admit()
         self._news.fire()

@@ -17,9 +17,6 @@ from __future__ import annotations
 
 import math
 
-import simpy
-
-from simrl.pipelines.context import RunContext
 from simrl.pipelines.streaming import GroupStream
 
 
@@ -47,43 +44,15 @@ def oldest_off_policyness(staleness: float, sync_step: int, partial_rollout: boo
     return None if partial_rollout and staleness > 0 else (math.ceil(staleness) + 1) * sync_step - 1
 
 
-def verl_fully_async(
-    run: RunContext,
-    *,
-    mini_batch: int | None,
-    require_batches: int,
-    staleness: float,
-    sync_step: int,
-    per_replica: int,
-    partial_rollout: bool,
-) -> simpy.events.ProcessGenerator:
-    """Update as soon as there are groups for an update; synchronise after every `sync_step`th."""
-    mini_batch = mini_batch or max(1, run.workload.batch_groups // (require_batches * sync_step))
-    update_groups = mini_batch * require_batches
-    required = max_required(mini_batch, require_batches, staleness, sync_step)
-    counted_from, paused = 0, False  # groups trained before the last synchronisation
+def update_groups(batch: int, mini_batch: int | None, require_batches: int, sync_step: int) -> int:
+    """Return the groups of an update. Without `mini_batch`, `sync_step` updates train a batch."""
+    return require_batches * (mini_batch or max(1, batch // (require_batches * sync_step)))
 
-    def groups_with_room() -> int:
-        concurrent = max_concurrent(max(len(run.dispatcher.active), 1), per_replica, required)
-        return (
-            0
-            if paused
-            else room(stream.kept - counted_from, required, len(stream.running), concurrent)
-        )
 
-    stream = GroupStream(run, groups_with_room)
-    stream.admit()
-    for step in range(1, run.steps + 1):
-        while len(stream.buffer) < update_groups:
-            yield stream.news_for(update_groups)
-        synchronises = step % sync_step == 0
-        yield run.trainer.train(stream.take(stream.buffer[:update_groups]), publish=synchronises)
-        if synchronises:
-            paused = True
-            while stream.running and not partial_rollout:
-                yield stream.news()
-            loaded = run.load_weights()
-            counted_from = stream.kept - len(stream.running) - len(stream.buffer)
-            paused = False
-            stream.admit()
-            yield loaded
+def budget(stream: GroupStream, *, staleness: float, sync_step: int, per_replica: int) -> int:
+    """Return the room of `room`: groups taken before the last synchronisation do not count."""
+    required = max_required(stream.batch, 1, staleness, sync_step)
+    replicas = max(len(stream.run.dispatcher.active), 1)
+    counted = stream.kept - stream.taken_before_sync
+    concurrent = max_concurrent(replicas, per_replica, required)
+    return room(counted, required, len(stream.running), concurrent)

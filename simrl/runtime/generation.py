@@ -22,6 +22,7 @@ from simrl.engine.engine import Fleet
 from simrl.engine.fleet import GROUP, STOP
 from simrl.engine.state import Columns
 from simrl.runtime.events import call_at, call_last, on_fire
+from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, Segment, grown
 from simrl.runtime.worker import GroupRun
@@ -45,8 +46,10 @@ class Generation:
         responses: Mapping[int, Response],
         recorder: Recorder,
         request_s: float,
+        prompts: PromptKeys | None = None,
     ) -> None:
         self.fleet = fleet
+        self._prompts = prompts or PromptKeys()
         self.workers: list[SimulatedWorker] = []
         self._env = env
         self._responses = responses
@@ -86,6 +89,31 @@ class Generation:
                 self._closed[number] = (*self._closed.get(number, ()), segment)
             ticket["closed_tokens"], ticket["started_s"] = tokens, now_s
 
+    def sent_again(self, worker: SimulatedWorker, slots: Sequence[int], now_s: float) -> None:
+        """Begin the segments of the tickets in some of a worker's slots, which are queued again."""
+        self.fleet.arrays.tickets["started_s"][self._tickets(worker, slots)] = now_s
+
+    def _tickets(self, worker: SimulatedWorker, slots: Sequence[int]) -> NDArray[np.int64]:
+        """Return the tickets in some of a worker's slots; ranks in lock step have none."""
+        if self.fleet.limits.dp > 1:
+            return np.zeros(0, np.int64)
+        numbers = self.fleet.arrays.engines.requests["ticket"][worker.index, list(slots)]
+        tickets: NDArray[np.int64] = numbers[numbers >= 0]
+        return tickets
+
+    def start_over(self, worker: SimulatedWorker, slots: Sequence[int]) -> None:
+        """Let the tickets in some of a worker's slots, whose segments are closed, lose their
+        tokens."""
+        tickets = Columns(self.fleet.arrays.tickets)
+        for number in self._tickets(worker, slots).tolist():
+            group = self._groups[tickets["group"].item(number)]
+            assert group.first is not None
+            place, tokens = number - group.first, tickets["closed_tokens"].item(number)
+            self._recorder.started_over(group.samples[place], tokens)
+            group.partials = [*group.partials[:place], None, *group.partials[place + 1 :]]
+            tickets["closed_tokens"][number] = 0
+            self._closed.pop(number, None)
+
     # From the schedule.
 
     def submit(
@@ -114,10 +142,8 @@ class Generation:
                 had, length = before.tokens if before else 0, responses[sample.uid].tokens
                 if is_cut := cut is not None and cut < length:
                     length, tickets["whole"][i] = cut, 0
-                prompt = sample.prompt_tokens
-                lengths.append(
-                    (prompt, length, had, 0, sample.prompt_id, prompt, sample.uid, is_cut)
-                )
+                prompt, key = sample.prompt_tokens, self._prompts.key(sample)
+                lengths.append((prompt, length, had, 0, key, prompt, sample.uid, is_cut))
                 if before and had:
                     tickets["closed_tokens"][i], self._closed[i] = had, before.segments
             begin += size
@@ -168,6 +194,8 @@ class Generation:
         )
 
     def _withdraw(self, worker: int, numbers: NDArray[np.int64]) -> None:
+        slots = self.fleet.arrays.tickets["slot"][numbers]
+        self.workers[worker].aside.difference_update(slots.tolist())
         if self.fleet.withdraw(worker, numbers):
             self.workers[worker].ticket_left()
 

@@ -51,6 +51,7 @@ class Recorder:
         self._rollouts: dict[int, Rollout] = {}
         self._finished: set[int] = set()  # their rows stay as they are
         self._generated: dict[int, int] = {}  # tokens of all its requests
+        self._discarded: dict[int, int] = {}  # tokens that a request lost when it started over
         self._trained: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._on_put_away = on_put_away
@@ -91,6 +92,11 @@ class Recorder:
         self._generated[uid] = self._generated.get(uid, 0) + new
         if rollout.tokens >= had and not self.is_back(rollout):
             self._rollouts[uid] = rollout
+
+    def started_over(self, sample: Sample, tokens: int) -> None:
+        """Record that a request loses `tokens` that it generated, and what other workers did."""
+        self._discarded[sample.uid] = self._discarded.get(sample.uid, 0) + tokens
+        self._rollouts.pop(sample.uid, None)
 
     def came_back(self, rollouts: Sequence[Rollout]) -> None:
         """Record rollouts that the dispatcher returns. A done one is final, also if copies of its
@@ -174,6 +180,7 @@ class Recorder:
         for uid in uids:
             self._is_put_away[uid] = 1
             self._generated.pop(uid, None)
+            self._discarded.pop(uid, None)
         self._finished.difference_update(uids)
         self._trained.clear()
         self._on_put_away(uids)
@@ -255,7 +262,10 @@ class Recorder:
             [self._status(rollout) for rollout in rollouts],
             [self._trained.get(uid) for uid in uids],
             *_columns(drafts, SampleRow._fields[-5:-1]),
-            [self._generated.get(uid, kept) - kept for uid, kept in zip(uids, tokens, strict=True)],
+            [
+                self._generated.get(uid, kept) - kept + self._discarded.get(uid, 0)
+                for uid, kept in zip(uids, tokens, strict=True)
+            ],
         ]
         return _table_of("samples", columns)
 

@@ -7,6 +7,7 @@ tokens only.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import simpy
@@ -52,6 +53,13 @@ class WorkerRequest:
         return int(
             self.cached * (self.sample.prompt_tokens + rollout.observation_tokens + tokens - unseen)
         )
+
+    def start_over(self) -> None:
+        """Lose all tokens, and every answer of the environment."""
+        self.rollout = self.rollout._replace(
+            segments=(), first_token_s=math.nan, carried_tokens=0, observation_tokens=0
+        )
+        self.tokens_before = self._turn = 0
 
     def turn_at(self, tokens: int) -> Turn | None:
         """Return the turn that the environment answers when the response has `tokens`."""

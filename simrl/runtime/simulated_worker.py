@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, NamedTuple, ParamSpec
 
 import simpy
 
@@ -19,6 +19,7 @@ from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_at, call_last
 from simrl.runtime.generation import Generation
 from simrl.runtime.pauses import Pauses
+from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.requests import WorkerRequest
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad, grown
@@ -28,6 +29,15 @@ from simrl.speculation.decoding import Ints
 from simrl.trace.trace import Response, Sample
 
 Arguments = ParamSpec("Arguments")
+
+
+class _Load(NamedTuple):
+    """A load of weights that was asked for; `event` fires when it is done."""
+
+    version: int
+    running: LoadMode
+    retry_s: float
+    event: simpy.Event
 
 
 def simulated_workers(
@@ -42,9 +52,11 @@ def simulated_workers(
     drafters: Mapping[str, Drafting] | None = None,
     agents: Agents | None = None,
     lanes: int = 1,
+    prompts: PromptKeys | None = None,
 ) -> list[SimulatedWorker]:
     """Return workers with an engine for each drafter: one fleet a drafter. Each worker has `lanes`
     of the recorder."""
+    prompts = prompts or PromptKeys()
     fleets: dict[str | None, tuple[Generation, Drafting | None]] = {}
     for name, method in [(None, drafting), *(drafters or {}).items()]:
         decoding, keys = (
@@ -53,9 +65,10 @@ def simulated_workers(
             else (None, [0] * number)
         )
         fleet = Fleet(tables, limits, decoding, keys)
-        fleets[name] = Generation(env, fleet, responses, recorder, costs.request_s), method
+        shared = responses, recorder, costs.request_s, prompts
+        fleets[name] = Generation(env, fleet, *shared), method
     workers = [
-        SimulatedWorker(env, i, fleets, costs, responses, recorder, agents, lanes)
+        SimulatedWorker(env, i, fleets, costs, responses, recorder, prompts, agents, lanes)
         for i in range(number)
     ]
     for generation, _ in fleets.values():
@@ -94,6 +107,7 @@ class SimulatedWorker:
         costs: WorkerCosts,
         responses: Mapping[int, Response],
         recorder: Recorder,
+        prompts: PromptKeys,
         agents: Agents | None = None,
         lanes: int = 1,
     ) -> None:
@@ -113,7 +127,9 @@ class SimulatedWorker:
         self._decoding: set[int] = set()  # slots that are not paused
         self._commands: list[Callable[[], object]] = []
         self._admits = True  # whether requests may enter
-        self._loads: deque[tuple[int, LoadMode, simpy.Event]] = deque()
+        self._loads: deque[_Load] = deque()
+        self._prompts = prompts
+        self.aside: set[int] = set()  # slots that were interrupted and will be sent again
         self._tokens_before = self._asked_version = 0
         self._spot = self._drafting.spot if self._drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
@@ -133,6 +149,7 @@ class SimulatedWorker:
         max_tokens: int | None = None,
         cached: float = 0.0,
     ) -> simpy.Event:
+        self._prompts.salt(sample)  # a group begins here
         response, before = self._responses[sample.uid], partial or Rollout(sample, (), False)
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
         request = WorkerRequest(self.env.event(), response, before, before.tokens, length, cached)
@@ -146,12 +163,18 @@ class SimulatedWorker:
         else:
             self._fire(event)
 
-    @at_boundary
     def load_weights(
-        self, event: simpy.Event, version: int, running: LoadMode = "recompute"
+        self, version: int, running: LoadMode = "recompute", retry_s: float = 0.0
+    ) -> simpy.Event:
+        self._prompts.version = version
+        return self._ask_for_weights(version, running, retry_s)
+
+    @at_boundary
+    def _ask_for_weights(
+        self, event: simpy.Event, version: int, running: LoadMode, retry_s: float
     ) -> None:
         self._asked_version = version
-        self._loads.append((version, running, event))
+        self._loads.append(_Load(version, running, retry_s, event))
         self._load_what_may()
 
     @at_boundary
@@ -266,7 +289,8 @@ class SimulatedWorker:
             rollout.tokens,
             request.computed_tokens,
         )
-        keys = sample.prompt_id, sample.uid, sample.prompt_tokens, length < request.response.tokens
+        prompt_key, is_cut = self._prompts.key(sample), length < request.response.tokens
+        keys = prompt_key, sample.uid, sample.prompt_tokens, is_cut
         request.slot = slot = self.engine.submit(*lengths, *keys)
         self.engine.now_s += self._costs.request_s
         self._give_drafts(request)
@@ -296,9 +320,9 @@ class SimulatedWorker:
 
     @property
     def _decodes(self) -> bool:
-        return (
-            bool(self._decoding) or self._generation.fleet.members["in_groups"].item(self.index) > 0
-        )
+        in_groups = self._generation.fleet.members["in_groups"].item(self.index)
+        resting = sum(slot not in self._in_slot for slot in self.aside)
+        return bool(self._decoding) or in_groups > resting
 
     @property
     def heeds_stops(self) -> bool:
@@ -332,6 +356,7 @@ class SimulatedWorker:
         rollout = self._rollout(request, self.engine.now_s, done)
         if request.slot is not None:
             self.engine.abort(request.slot)
+            self.aside.discard(request.slot)
             del self._in_slot[request.slot]
             self._rest(request.slot, self.engine.now_s)
             request.slot = None
@@ -361,11 +386,12 @@ class SimulatedWorker:
         nothing runs."""
         if not self._loads and self._admits:
             return
-        while self._loads and (self._loads[0][1] != "drain" or self.engine.running == 0):
-            self._load(*self._loads.popleft())
+        while self._loads and (self._loads[0].running != "drain" or self.engine.running == 0):
+            self._load(self._loads.popleft())
         self.engine.admitting = self._admits = not self._loads
 
-    def _load(self, version: int, running: LoadMode, event: simpy.Event) -> None:
+    def _load(self, asked: _Load) -> None:
+        version, running, retry_s, event = asked
         if self._lost_since_s is not None:
             return self._fire(event, WeightLoad(version, self.engine.now_s, self.engine.now_s))
         for request in self._in_slot.values():
@@ -373,6 +399,7 @@ class SimulatedWorker:
         self._generation.close_segments(self, self.engine.now_s)
         if running != "keep":
             self._forget_caches()
+        interrupted = self._interrupt(running, retry_s)
         self.close_rollout_span(self.engine.now_s)
         if not self._requests:
             self._notify(lambda spot, now_s: spot.occupied([self.index], now_s))
@@ -382,10 +409,46 @@ class SimulatedWorker:
         if every and version // every > before // every:  # one is due, if not at this very version
             self.engine.now_s += self._costs.evaluate_s
             self._span("evaluate", load.finished_s, self.engine.now_s)
+        again = partial(self._send_again, interrupted)
+        if retry_s > 0 and interrupted:
+            call_at(self.env, load.started_s + retry_s, partial(self.command, again))
+        elif interrupted:
+            again()
         if self._decodes:
             self.open_rollout_span(self.engine.now_s)
         self._notify_if_idle()
         self._fire(event, load)
+
+    def _interrupt(self, running: LoadMode, retry_s: float) -> list[int]:
+        """Take what runs or waits out of the engine, if it starts over or is sent again later.
+        Return its slots."""
+        starts_over = running == "start_over"
+        if not starts_over and (running != "recompute" or retry_s == 0):
+            return []
+        slots = self.engine.set_aside(starts_over)
+        self.aside.update(slots)
+        self._decoding.difference_update(slots)
+        if starts_over:
+            for slot in self._in_slot.keys() & slots:
+                request = self._in_slot[slot]
+                self.engine.forget_answers(slot, request.rollout.observation_tokens)
+                lost = request.rollout.tokens - request.tokens_before
+                self._recorder.started_over(request.sample, lost)
+                request.start_over()
+            self._generation.start_over(self, slots)
+        return slots
+
+    def _send_again(self, slots: Sequence[int]) -> None:
+        """Queue interrupted requests again, but for those that were aborted meanwhile."""
+        slots = [slot for slot in slots if slot in self.aside]
+        self.aside.difference_update(slots)
+        self.engine.queue_again(slots)
+        for slot in slots:
+            if slot in self._in_slot:
+                self.decode(self._in_slot[slot], slot)
+        self._generation.sent_again(self, slots, self.engine.now_s)
+        if self._decodes:
+            self.open_rollout_span(self.engine.now_s)
 
     def _take_weights(self, version: int) -> WeightLoad:
         started_s = self.engine.now_s

@@ -18,7 +18,25 @@ import simpy
 from simrl.runtime.rollout import Rollout
 from simrl.trace.sample import Sample
 
-LoadMode = Literal["recompute", "keep", "drain"]
+LoadMode = Literal["recompute", "keep", "drain", "start_over"]
+
+
+@dataclass(frozen=True)
+class OnUpdate:
+    """What an update does to the requests that workers run.
+
+    `running` is the mode of `RolloutWorker.load_weights`, and `retry_s` the wait of an interrupted
+    request before its client sends it again (verl V1: 1 s). A load takes `pause_s` longer.
+    `salted`: a group finds the prefixes of groups that began under equal weights, and no others
+    (prime-rl; SkyRL: `use_cache_salt`; a request's `cache_salt` in vLLM)."""
+
+    running: LoadMode = "recompute"
+    retry_s: float = 0.0
+    pause_s: float = 0.0
+    salted: bool = False
+
+
+RECOMPUTE = OnUpdate()
 
 
 @dataclass(eq=False, slots=True)
@@ -88,13 +106,17 @@ class RolloutWorker(Protocol):
         """End a request. Fires with the `Rollout` so far after the request's own event did, or with
         None if it had ended."""
 
-    def load_weights(self, version: int, running: LoadMode = "recompute") -> simpy.Event:
+    def load_weights(
+        self, version: int, running: LoadMode = "recompute", retry_s: float = 0.0
+    ) -> simpy.Event:
         """Load weights; fires with a `WeightLoad`.
 
         Running requests are interrupted and recompute their KV cache under the new weights
-        ("recompute"), are interrupted and keep it ("keep"), or end first while nothing new is
-        admitted ("drain"; a request that waits for an environment does not run, and recomputes its
-        cache).
+        ("recompute"), lose their tokens and begin again ("start_over"), are interrupted and keep
+        cache and tokens ("keep"), or end first while nothing new is admitted ("drain"). A request
+        that waits for an environment does not run: it keeps its tokens, and recomputes its cache
+        in all modes but "keep". What recomputes or starts over comes back to the worker's queue
+        `retry_s` after the interruption, with what waited there.
         """
 
     def when(self, sample: Sample, tokens: int) -> simpy.Event:

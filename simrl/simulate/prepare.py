@@ -316,8 +316,8 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
         agents=agents,
     )
     need = prepared.training_need(train_gpus)
-    if system.pauses:
-        prepared = replace(prepared, costs=costs._replace(pause_s=need.costs.publish_s))
+    pause_s = system.on_update.pause_s + (need.costs.publish_s if system.pauses else 0.0)
+    prepared = replace(prepared, costs=costs._replace(pause_s=pause_s))
     require_training_fits(need)
     return prepared
 

@@ -29,6 +29,7 @@ from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.history import LengthHistory
+from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker
@@ -121,6 +122,7 @@ class Schedule:
             prepared.drafts, self.deployment, self.recorder, self.units, prepared.colocated
         )
         self.agents = Agents(env, prepared.agents)
+        self.prompts = PromptKeys(system.on_update.salted)
         self.workers = list(make_workers(self))
         accuracy = system.dispatch.ranker_accuracy
         ranker = (
@@ -139,6 +141,7 @@ class Schedule:
             workload=self.workload,
             times=self._fleets[0].times,
             steps=scenario.steps,
+            on_update=system.on_update,
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,
             accepts=rewards_differ if system.filter_groups is True else lambda group: True,
@@ -302,7 +305,15 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
         schedule.workload.responses,
         schedule.recorder,
     )
-    return worker_fleet(schedule.env, schedule.units, *shared, drafting, drafters, schedule.agents)
+    return worker_fleet(
+        schedule.env,
+        schedule.units,
+        *shared,
+        drafting,
+        drafters,
+        schedule.agents,
+        prompts=schedule.prompts,
+    )
 
 
 def _offer_groups(workers: Sequence[SimulatedWorker], dispatcher: Dispatcher) -> None:

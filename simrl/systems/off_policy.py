@@ -13,15 +13,21 @@ from simrl.dispatch.placement import least_requests
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.dispatch.waiting import Fifo
-from simrl.pipelines.areal import areal as areal_pipeline
+from simrl.pipelines import areal as areal_words
+from simrl.pipelines import verl_fully_async as verl_words
 from simrl.pipelines.batchwise import batchwise
+from simrl.pipelines.buffered import Rules, buffered
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.histopipe import histopipe as histopipe_pipeline
 from simrl.pipelines.laminar import laminar as laminar_pipeline
-from simrl.pipelines.nemo_rl_async import nemo_rl_async as nemo_rl_async_pipeline
-from simrl.pipelines.verl_fully_async import oldest_off_policyness
-from simrl.pipelines.verl_fully_async import verl_fully_async as verl_fully_async_pipeline
-from simrl.runtime.worker import LoadMode
+from simrl.pipelines.words import (
+    batches_ahead,
+    finished_first,
+    next_in_order,
+    oldest_token_older,
+    submitted_first,
+)
+from simrl.runtime.worker import LoadMode, OnUpdate
 from simrl.speculation.methods import histospec
 from simrl.systems.system import (
     GROUPS,
@@ -213,11 +219,16 @@ def areal(
     Not modelled: the decoupled PPO objective's effect on learning.
     """
     running: LoadMode = "recompute" if recompute_kv else "keep"
-    pipeline = partial(
-        areal_pipeline, eta=eta, running=running, interruptible=interruptible, on_stale=on_stale
+    waits, drops = on_stale == "wait", on_stale == "drop"
+    rules = Rules(
+        budget=partial(areal_words.budget, eta=eta, most=max_concurrent),
+        ready=partial(areal_words.batch_in_time, eta=eta) if waits else submitted_first,
+        stale=partial(oldest_token_older, than=eta) if drops else None,
+        sync_after="nothing" if interruptible else "generated",
     )
     return System(
-        pipeline=partial(pipeline, max_concurrent=max_concurrent),
+        pipeline=partial(buffered, rules=rules),
+        on_update=OnUpdate(running),
         pauses=pause,
         schedule="fully asynchronous",
         rollout_share=rollout_share,
@@ -252,21 +263,27 @@ def verl_fully_async(
     the rollout (`log_probs=0`).
     Not modelled: without `partial_rollout`, weights are gathered only once nothing runs; here, meanwhile.
     """
-    return System(
-        pauses=pause and partial_rollout,
-        pipeline=partial(
-            verl_fully_async_pipeline,
+    rules = Rules(
+        budget=partial(
+            verl_words.budget, staleness=staleness, sync_step=sync_step, per_replica=per_replica
+        ),
+        ready=finished_first,
+        groups=partial(
+            verl_words.update_groups,
             mini_batch=mini_batch,
             require_batches=require_batches,
-            staleness=staleness,
             sync_step=sync_step,
-            per_replica=per_replica,
-            partial_rollout=partial_rollout,
         ),
+        sync_after="nothing" if partial_rollout else "scored",
+        updates_per_sync=sync_step,
+    )
+    return System(
+        pauses=pause and partial_rollout,
+        pipeline=partial(buffered, rules=rules),
         schedule="fully asynchronous, weights at every few updates",
         minibatches=require_batches,
         paper="verl recipe fully_async_policy (Meituan)",
-        off_policyness=oldest_off_policyness(staleness, sync_step, partial_rollout),
+        off_policyness=verl_words.oldest_off_policyness(staleness, sync_step, partial_rollout),
     )
 
 
@@ -282,8 +299,14 @@ def nemo_rl_async(max_age: Count = 1, in_flight: bool = True, recompute_kv: bool
     Not modelled: nothing that the rule mentions is left out.
     """
     running: LoadMode = "drain" if not in_flight else "recompute" if recompute_kv else "keep"
+    rules = Rules(
+        budget=partial(batches_ahead, ahead=max_age, at_once=max_age),
+        ready=next_in_order,
+        admits=False,
+    )
     return System(
-        pipeline=partial(nemo_rl_async_pipeline, max_age=max_age, running=running),
+        pipeline=partial(buffered, rules=rules),
+        on_update=OnUpdate(running),
         schedule="asynchronous, a batch for each update",
         paper="NeMo-RL, asynchronous GRPO",
         off_policyness=max_age,

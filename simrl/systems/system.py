@@ -18,6 +18,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, validate_cal
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.errors import InputError
 from simrl.pipelines.context import DynamicSampling, Pipeline
+from simrl.runtime.worker import RECOMPUTE, OnUpdate
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.methods import Speculation, make_speculation
 from simrl.validation import with_parameters
@@ -49,7 +50,8 @@ class System:
     (None: no bound). `rollout_share` is the share of GPUs that only roll out; None means colocated,
     and then `extra_rollout_gpus` times as many GPUs roll out in addition. `controller`: batches go
     through one process. `host_buffer`: workers load weights from their own host. `pauses`: workers
-    that load weights stop when their publication begins. `filter_groups`: groups with equal rewards
+    that load weights stop when their publication begins. `on_update`: what a load does to requests,
+    where the pipeline leaves it to the system. `filter_groups`: groups with equal rewards
     are not trained; `after_log_probs`: theirs are computed. `prefix_caching`: its engines cache
     prefixes, unless the scenario says otherwise. `critic`: a critic is trained, too
     (`TrainingCosts`). `tp_sizes`: tensor-parallel sizes that rollout may have in place of the
@@ -68,6 +70,7 @@ class System:
     controller: bool = False
     host_buffer: bool = False
     pauses: bool = False
+    on_update: OnUpdate = RECOMPUTE
     extra_rollout_gpus: float = 0.0
     speculation: Speculation | None = None
     best_of_n: BestOfN | None = None

@@ -1,0 +1,150 @@
+"""Buffered: groups start by a budget, wait in a buffer when they are finished, and train when a
+rule has the groups of an update. The pipeline of all frameworks that are made of these words.
+
+Words are functions of the `GroupStream`; `simrl.pipelines.words` has those that several frameworks
+share. A system is a handful of them (`Rules`).
+
+Invariant: batches train in the order in which they were taken, and at most `Rules.ahead` of them
+wait for the trainer. A word decides from counts, stamps and the clock; it changes nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import simpy
+
+from simrl.pipelines.context import RunContext
+from simrl.pipelines.streaming import Finished, GroupStream
+from simrl.runtime.rollout import Rollout
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rules:
+    """The words of a system.
+
+    `budget` returns how many more groups may start now (not positive: none). `ready` returns the
+    finished groups that the next update trains; None: not yet. `groups` has the groups of an
+    update, given the groups of a batch of the trace. `stamp` marks a group at its submission.
+
+    `stale` says whether a finished group is dropped, when the buffer is looked at ("pull"), when
+    the group is scored ("finish"), or at both. `evict` says whether a running group with a stamp is
+    aborted and dropped, when a batch was taken ("pull") or before the workers load ("sync"). The
+    budget refills what was dropped.
+
+    Weights are synced after every `updates_per_sync` updates. A sync waits for nothing, until the
+    next batch is "ready", or, while no group begins, until no response is unfinished ("generated")
+    or no group runs ("scored"). While the workers load, groups begin if it `admits`, and the trainer goes on if it
+    `overlaps`. (`System.on_update` says what a load does to running requests.)
+
+    `ahead` batches may be taken before the trainer is free. The buffer is looked at when a group is
+    finished, or every `poll_s` seconds from the first look for an update on. `begin` starts what
+    else the system needs, such as a controller of its concurrency.
+    """
+
+    budget: Callable[[GroupStream], int]
+    ready: Callable[[GroupStream], list[Finished] | None]
+    groups: Callable[[int], int] = lambda batch: batch
+    stamp: Callable[[GroupStream], int] = lambda stream: stream.version
+    stale: Callable[[GroupStream, Finished], bool] | None = None
+    drop_at: Literal["pull", "finish", "both"] = "pull"
+    evict: Callable[[GroupStream, int], bool] | None = None
+    evict_at: Literal["pull", "sync"] = "sync"
+    updates_per_sync: int = 1
+    sync_after: Literal["nothing", "ready", "generated", "scored"] = "nothing"
+    admits: bool = True
+    overlaps: bool = False
+    ahead: int = 0
+    poll_s: float = 0.0
+    begin: Callable[[GroupStream], object] = lambda stream: None
+
+
+def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
+    """Train what is ready, and sync the weights after every few updates."""
+    stream = GroupStream(run, lambda: rules.budget(stream), lambda: rules.stamp(stream))
+    stream.batch = rules.groups(stream.batch)
+    if rules.stale is not None and rules.drop_at != "pull":
+        stream.is_stale = rules.stale
+    rules.begin(stream)
+    stream.admit()
+    updates: deque[simpy.Event] = deque()  # that have batches and are not over
+    for number in range(1, run.steps + 1):
+        looked_s = run.env.now
+        while (groups := _look(stream, rules)) is None:
+            yield stream.news_for_update()
+            if rules.poll_s:
+                yield run.env.timeout(_until_next(run.env.now - looked_s, rules.poll_s))
+        rollouts = stream.take_batch(groups)
+        _evict(stream, rules, "pull")
+        update = _update(stream, rules, rollouts, number, updates[-1] if updates else None)
+        if not rules.ahead:
+            yield from update
+            continue
+        updates.append(run.env.process(update))
+        while len(updates) > rules.ahead:
+            yield updates.popleft()
+    yield from updates
+
+
+def _look(stream: GroupStream, rules: Rules) -> list[Finished] | None:
+    """Drop what is stale in the buffer. Return the groups of the next update, or None."""
+    if (stale := rules.stale) is not None and rules.drop_at != "finish":
+        stream.drop([group for group in stream.buffer if stale(stream, group)])
+    return rules.ready(stream)
+
+
+def _until_next(waited_s: float, poll_s: float) -> float:
+    """Return the seconds to the next look, of looks every `poll_s` seconds."""
+    looks = math.ceil(round(waited_s / poll_s, 9))
+    return max(looks * poll_s - waited_s, 0.0)
+
+
+def _evict(stream: GroupStream, rules: Rules, moment: Literal["pull", "sync"]) -> None:
+    """Evict what has become stale while it runs, if this is the moment for it, and refill."""
+    if (evict := rules.evict) is not None and rules.evict_at == moment:
+        stream.evict([number for number, stamp in stream.running.items() if evict(stream, stamp)])
+        stream.admit()
+
+
+def _update(
+    stream: GroupStream,
+    rules: Rules,
+    rollouts: list[Rollout],
+    number: int,
+    before: simpy.Event | None,
+) -> simpy.events.ProcessGenerator:
+    """Make an update, after the one `before`, and sync the weights if it is due."""
+    if before is not None:
+        yield before
+    syncs = number % rules.updates_per_sync == 0
+    yield stream.run.trainer.train(rollouts, publish=syncs)
+    if syncs and rules.overlaps:
+        stream.run.env.process(_sync(stream, rules))
+    elif syncs:
+        yield from _sync(stream, rules)
+
+
+def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
+    """Bring the newest weights to all workers."""
+    while rules.sync_after == "ready" and _look(stream, rules) is None:
+        yield stream.news_for_update()
+    if rules.sync_after in ("generated", "scored") or not rules.admits:
+        stream.pause()
+    if rules.sync_after == "generated":
+        yield stream.drained()
+    while rules.sync_after == "scored" and stream.running:
+        yield stream.news()
+    _evict(stream, rules, "sync")
+    loaded = stream.run.load_weights()
+    stream.taken_before_sync = stream.taken
+    if rules.admits:
+        stream.resume()
+    yield loaded
+    stream.noted_version = stream.version
+    stream.syncs += 1
+    if rules.overlaps or not rules.admits:
+        stream.resume()

@@ -38,7 +38,7 @@ def batchwise(
             yield run.trainer.train(batch.rollouts)
 
 
-class _OneByOne(simpy.Store):
+class OneByOne(simpy.Store):
     """Parts of an update that are made when the trainer is ready for them: `needed` fires whenever
     it takes one."""
 
@@ -61,7 +61,7 @@ def coupled(run: RunContext, *, generations: int) -> simpy.events.ProcessGenerat
     for k in range(run.steps):
         if k:
             yield run.load_weights()
-        groups, parts = run.workload.next_batch(), _OneByOne(run.env)
+        groups, parts = run.workload.next_batch(), OneByOne(run.env)
         needed = parts.needed.next
         updated = run.trainer.train_parts(parts)
         for part in np.array_split(np.arange(len(groups)), min(generations, len(groups))):

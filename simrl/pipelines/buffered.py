@@ -41,6 +41,10 @@ class Rules:
     or no group runs ("scored"). While the workers load, groups begin if it `admits`, and the trainer goes on if it
     `overlaps`. (`System.on_update` says what a load does to running requests.)
 
+    `retries`: what is dropped at a pull begins again, before new groups. `by_sample`: the budget
+    counts unfinished responses. `takes_back`: running groups are aborted before the workers load,
+    and go on by the budget, before new groups.
+
     `ahead` batches may be taken before the trainer is free. The buffer is looked at when a group is
     finished, or every `poll_s` seconds from the first look for an update on. `begin` starts what
     else the system needs, such as a controller of its concurrency.
@@ -58,6 +62,9 @@ class Rules:
     sync_after: Literal["nothing", "ready", "generated", "scored"] = "nothing"
     admits: bool = True
     overlaps: bool = False
+    retries: bool = False
+    by_sample: bool = False
+    takes_back: bool = False
     ahead: int = 0
     poll_s: float = 0.0
     begin: Callable[[GroupStream], object] = lambda stream: None
@@ -65,7 +72,9 @@ class Rules:
 
 def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
     """Train what is ready, and sync the weights after every few updates."""
-    stream = GroupStream(run, lambda: rules.budget(stream), lambda: rules.stamp(stream))
+    stream = GroupStream(
+        run, lambda: rules.budget(stream), lambda: rules.stamp(stream), rules.by_sample
+    )
     stream.batch = rules.groups(stream.batch)
     if rules.stale is not None and rules.drop_at != "pull":
         stream.is_stale = rules.stale
@@ -93,7 +102,7 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
 def _look(stream: GroupStream, rules: Rules) -> list[Finished] | None:
     """Drop what is stale in the buffer. Return the groups of the next update, or None."""
     if (stale := rules.stale) is not None and rules.drop_at != "finish":
-        stream.drop([group for group in stream.buffer if stale(stream, group)])
+        stream.drop([group for group in stream.buffer if stale(stream, group)], rules.retries)
     return rules.ready(stream)
 
 
@@ -107,7 +116,8 @@ def _evict(stream: GroupStream, rules: Rules, moment: Literal["pull", "sync"]) -
     """Evict what has become stale while it runs, if this is the moment for it, and refill."""
     if (evict := rules.evict) is not None and rules.evict_at == moment:
         stream.evict([number for number, stamp in stream.running.items() if evict(stream, stamp)])
-        stream.admit()
+        if moment == "pull":
+            stream.admit()
 
 
 def _update(
@@ -130,7 +140,8 @@ def _update(
 
 def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     """Bring the newest weights to all workers."""
-    while rules.sync_after == "ready" and _look(stream, rules) is None:
+    last = stream.updates == stream.run.steps
+    while rules.sync_after == "ready" and not last and _look(stream, rules) is None:
         yield stream.news_for_update()
     if rules.sync_after in ("generated", "scored") or not rules.admits:
         stream.pause()
@@ -139,6 +150,8 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     while rules.sync_after == "scored" and stream.running:
         yield stream.news()
     _evict(stream, rules, "sync")
+    if rules.takes_back:
+        stream.take_back()
     loaded = stream.run.load_weights()
     stream.taken_before_sync = stream.taken
     if rules.admits:

@@ -10,6 +10,7 @@ counted, and what bounds it, is a rule of the system (`simrl.pipelines.words`,
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -48,7 +49,8 @@ class GroupStream:
     whenever that may have changed, so it changes nothing itself. None: the pipeline submits each
     group (`submit`). A scored group that the run does not accept is dropped.
 
-    `stamp` returns the stamp of a group that is submitted now (None: the trainer's version).
+    `by_sample`: unfinished responses of running groups are counted (`unfinished`); a group has
+    `size`. `stamp` returns the stamp of a group that is submitted now (None: the trainer's version).
     `batch` is the number of groups of an update. When a group is scored, all groups of
     the buffer that are stale (`is_stale`) are dropped.
     """
@@ -58,12 +60,14 @@ class GroupStream:
         run: RunContext,
         room: Callable[[], int] | None,
         stamp: Callable[[], int] | None = None,
+        by_sample: bool = False,
     ) -> None:
         self.running: dict[int, int] = {}  # stamps by number, in the order of submission
         self.buffer: list[Finished] = []  # in the order in which they were finished
         self.submitted = 0
         self.dropped = 0
-        self.batch = run.workload.batch_groups
+        self.batch, self.size = run.workload.batch_groups, run.workload.group_size
+        self.unfinished = 0
         self.taken = 0  # groups in updates so far
         self.taken_before_sync = 0  # of them, those taken before the last weight sync began
         self.updates = 0  # batches taken so far
@@ -76,6 +80,11 @@ class GroupStream:
         self._stamp = stamp or (lambda: run.trainer.version)
         self._at_workers: dict[int, GroupRun] = {}
         self._evicted: set[int] = set()
+        self._by_sample = by_sample
+        # what begins before new groups: the group's number (None: a new one), what it has
+        self._first: deque[tuple[int | None, list[Rollout]]] = deque()
+        self._finished: dict[int, list[Rollout]] = {}  # of a group that was taken back
+        self._taken_back: set[int] = set()
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
         self.run = run
@@ -113,10 +122,17 @@ class GroupStream:
                     f"{run.steps * run.workload.batch_groups}; let the room fall with each group, such as "
                     "(version + 1 + ahead) * batch - GroupStream.kept"
                 )
-            number, group = self._next()
-            [at_workers] = run.dispatcher.submit_groups([group])
-            self._at_workers[number] = at_workers
-            on_fire(at_workers.over, partial(self._ended, number))
+            number, group, partials = self._next_or_again()
+            if self._by_sample:
+                ends = run.dispatcher.submit(group, partials)
+                self.unfinished += len(ends)
+                for end in ends:
+                    on_fire(end, self._response_ended)
+                on_fire(gather(run.env, ends), partial(self._ended, number))
+            else:
+                [at_workers] = run.dispatcher.submit_groups([group], [partials])
+                self._at_workers[number] = at_workers
+                on_fire(at_workers.over, partial(self._ended, number))
             room = self._checked_room(self._room)
 
     def _checked_room(self, rule: Callable[[], int]) -> int:
@@ -172,6 +188,31 @@ class GroupStream:
         self.running[number] = self._stamp()
         return number, group
 
+    def _next_or_again(self) -> tuple[int, Group, list[Rollout | None]]:
+        """Return the group that runs from now on: its number, its unfinished samples, and what they
+        have."""
+        if not self._first:
+            number, group = self._next()
+            return number, group, [None] * len(group)
+        again, rollouts = self._first.popleft()
+        number = self.submitted if again is None else again
+        self.submitted += again is None
+        self._generating += 1
+        self.running[number] = self._stamp()
+        self._finished[number] = [rollout for rollout in rollouts if rollout.done]
+        left = [rollout for rollout in rollouts if not rollout.done]
+        partials = [rollout if rollout.segments else None for rollout in left]
+        return number, [rollout.sample for rollout in left], partials
+
+    def take_back(self) -> None:
+        """Abort all running groups. They go on before new groups, with the tokens that they
+        have."""
+        at_workers = {
+            number: group for number, group in self._at_workers.items() if not group.over.triggered
+        }
+        self._taken_back.update(at_workers)
+        self.run.dispatcher.withdraw_groups(list(at_workers.values()))
+
     def take(self, groups: list[Finished]) -> list[Rollout]:
         """Take groups out of the buffer. Return their responses."""
         gone = {group.number for group in groups}
@@ -196,11 +237,14 @@ class GroupStream:
         self.paused = False
         self.admit()
 
-    def drop(self, groups: list[Finished]) -> None:
+    def drop(self, groups: list[Finished], retry: bool = False) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their
-        place."""
+        place: with `retry`, theirs first."""
         if groups:
             self._count_stale(self._drop(groups))
+        for group in groups if retry else []:
+            samples = [self.run.workload.again(rollout.sample) for rollout in group.rollouts]
+            self._first.append((None, [Rollout(sample, (), False) for sample in samples]))
         self.admit()
 
     def _drop(self, groups: list[Finished]) -> int:
@@ -287,8 +331,20 @@ class GroupStream:
             self._drained.fire()
         if number in self._evicted:
             self._gone(number, ended.value)
+            return
+        rollouts = self._finished.pop(number, []) + ended.value
+        if number in self._taken_back and not all(rollout.done for rollout in rollouts):
+            del self.running[number], self._at_workers[number]
+            self._first.append((number, rollouts))
+            self.admit()
         else:
-            on_fire(self.run.rewarder.score(ended.value), partial(self._scored, number))
+            rollouts.sort(key=lambda rollout: rollout.sample.uid)
+            on_fire(self.run.rewarder.score(rollouts), partial(self._scored, number))
+        self._taken_back.discard(number)
+
+    def _response_ended(self, ended: Any) -> None:
+        self.unfinished -= 1
+        self.admit()
 
     def _gone(self, number: int, rollouts: list[Rollout]) -> None:
         """Record the responses of an evicted group, which has left its workers."""

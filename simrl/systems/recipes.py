@@ -13,14 +13,14 @@ from pydantic import ValidationError
 
 from simrl.errors import InputError, choose, meant
 from simrl.extensions import Extended
-from simrl.systems import drafting, off_policy, on_policy
+from simrl.systems import drafting, frameworks, off_policy, on_policy
 from simrl.systems.system import Recipe, System, recipe_of
 from simrl.validation import call_error, has_underscores, in_words, number_meant
 
 # In the order in which `simrl systems` lists them: the order of the modules, and of definition.
 _OWN: dict[str, Callable[..., System]] = {
     function.__name__: function
-    for module in (on_policy, off_policy, drafting)
+    for module in (on_policy, off_policy, frameworks, drafting)
     for function in vars(module).values()
     if isinstance(function, Recipe)
 }

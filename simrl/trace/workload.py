@@ -21,9 +21,9 @@ from simrl.trace.trace import Trace
 
 class Workload:
     """The groups of a trace in their order, repeated without end. `batch_groups` is the number of
-    groups in its first step. With `once` it has `ended` when all of them are drawn; further draws
-    repeat them: the pipelines of AReaL and of verl's fully asynchronous trainer stop there, all
-    others draw on."""
+    groups in its first step, and `group_size` that of the samples of one, rounded up. With `once`
+    it has `ended` when all of them are drawn; further draws repeat them: the pipelines of AReaL and
+    of verl's fully asynchronous trainer stop there, all others draw on."""
 
     def __init__(self, trace: Trace, once: bool = False) -> None:
         self.responses: dict[int, Response] = {}
@@ -37,6 +37,7 @@ class Workload:
         self._epochs = 1 + int(trace.column("epoch").max())
         _, _, end = trace.step_slices[0]
         self.batch_groups = int((trace.group_starts < end).sum())
+        self.group_size = -(-end // self.batch_groups)
 
     @property
     def ended(self) -> bool:

@@ -263,6 +263,7 @@ class RollBuffer:
     which they began, and one budget over all steps."""
 
     ratio: float
+    size: int  # samples a prompt
     step: int = -1
     budget: int = 0
     running: dict[int, set[int]] = field(default_factory=dict)  # by step
@@ -299,14 +300,14 @@ class RollBuffer:
         self.running[step].remove(prompt)
         return step
 
-    def take(self, batch: int, size: int) -> list[int] | None:
-        """Take a batch of prompts, of `size` samples each, or None: some are still waited for."""
+    def take(self, batch: int) -> list[int] | None:
+        """Take a batch of prompts, or None: some are still waited for."""
         taken: list[int] = []
         oldest = self.step - math.ceil(self.ratio)
         for step in sorted(self.finished):
             most = batch - len(taken)
             if step == oldest and self.ratio % 1:
-                most = math.ceil(int(batch * size * (self.ratio % 1)) / size)
+                most = math.ceil(int(batch * self.size * (self.ratio % 1)) / self.size)
             ready = list(self.finished[step])[:most]
             if len(ready) < most and (self.running[step] or step == self.step):
                 return None

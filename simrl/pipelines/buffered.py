@@ -89,6 +89,7 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
                 yield run.env.timeout(_until_next(run.env.now - looked_s, rules.poll_s))
         rollouts = stream.take_batch(groups)
         _evict(stream, rules, "pull")
+        stream.admit()
         update = _update(stream, rules, rollouts, number, updates[-1] if updates else None)
         if not rules.ahead:
             yield from update
@@ -113,11 +114,9 @@ def _until_next(waited_s: float, poll_s: float) -> float:
 
 
 def _evict(stream: GroupStream, rules: Rules, moment: Literal["pull", "sync"]) -> None:
-    """Evict what has become stale while it runs, if this is the moment for it, and refill."""
+    """Evict what has become stale while it runs, if this is the moment for it."""
     if (evict := rules.evict) is not None and rules.evict_at == moment:
         stream.evict([number for number, stamp in stream.running.items() if evict(stream, stamp)])
-        if moment == "pull":
-            stream.admit()
 
 
 def _update(
@@ -159,5 +158,4 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     yield loaded
     stream.noted_version = stream.version
     stream.syncs += 1
-    if rules.overlaps or not rules.admits:
-        stream.resume()
+    stream.resume()

@@ -8,6 +8,7 @@ its own way, with queues, permits and slots; tests run both on random sequences 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import takewhile
 from typing import Literal
 
@@ -43,25 +44,22 @@ def permits(
 def selectable(stream: GroupStream, *, sampler: Sampler, window: int) -> list[Finished]:
     """Return the finished groups that a sampler may give to this update, in the order of their
     submission."""
-    finished, since = sorted(stream.buffer), stream.version - window
-    if sampler == "in_order":
-        return [group for group in finished if group.number // stream.batch == stream.version]
-    if sampler == "ready_first":
-        return finished
-    if sampler == "windowed":
-        return [group for group in finished if group.version >= since]
-    starts = [*stream.running.values(), *(group.version for group in finished)]
+    since = stream.version - window
+    starts = [*stream.running.values(), *(group.version for group in stream.buffer)]
     oldest = min((start for start in starts if start >= since), default=since)
-    return [group for group in finished if group.version == oldest]
+    offered: dict[Sampler, Callable[[Finished], bool]] = {
+        "in_order": lambda group: group.number // stream.batch == stream.version,
+        "ready_first": lambda group: True,
+        "weight_fifo": lambda group: group.version == oldest,
+        "windowed": lambda group: group.version >= since,
+    }
+    return sorted(filter(offered[sampler], stream.buffer))
 
 
-def outside(
-    stream: GroupStream, start: int, *, sampler: Sampler, window: int, running: bool
-) -> bool:
-    """Return whether a group that started with a version is dropped, since its sampler's window has
-    passed: finished, or running before a weight sync."""
-    dropping = ("windowed",) if running else ("weight_fifo", "windowed")
-    return sampler in dropping and start < stream.version - window
+def outside(stream: GroupStream, start: int, *, sampler: Sampler, window: int) -> bool:
+    """Return whether a group is dropped: finished, as the trainer looks for a chunk, or running, as a
+    weight sync begins. (weight_fifo's window never passes a group: it trains the oldest first.)"""
+    return sampler == "windowed" and start < stream.version - window
 
 
 # slime (THUDM/slime@624b824, `fully_async_rollout`).
@@ -128,11 +126,6 @@ NOT_WHOLE = (
 )
 
 
-def step(stream: GroupStream) -> int:
-    """Return the step at which a prompt starts now: it ends when the workers have loaded."""
-    return stream.noted_version
-
-
 def prompts_of_steps(stream: GroupStream, *, ratio: float) -> int:
     """Return the room: `ratio` batches at the first step, and one more at each."""
     budget = math.ceil(stream.batch * ratio) + stream.batch * (stream.noted_version + 1)
@@ -156,8 +149,6 @@ def oldest_steps(stream: GroupStream, *, ratio: float) -> list[Finished] | None:
         if len(ready) < most and (start in running or start == step):
             return None
         taken += ready[:most]
-        if len(taken) >= stream.batch:
-            break
     return taken
 
 

@@ -16,7 +16,7 @@ from simrl.errors import refuse
 from simrl.pipelines.batchwise import OneByOne
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.samplers import Sampler, outside, permits, selectable
-from simrl.pipelines.streaming import Finished, GroupStream
+from simrl.pipelines.streaming import GroupStream
 
 BUFFERED = 64  # `max_buffered_rollouts`
 STALLED = (
@@ -44,16 +44,18 @@ def single_controller(
             f"system: max_buffered_rollouts: {sampler} needs {needed}, {window + 1} batches of {batch} groups, not {buffered}",
         )
     )
-    rule = partial(permits, sampler=sampler, window=window, in_flight=in_flight, buffered=buffered)
-    stream = GroupStream(run, lambda: rule(stream), lambda: stream.noted_version)
+    room = partial(permits, sampler=sampler, window=window, in_flight=in_flight, buffered=buffered)
+    stream = GroupStream(run, lambda: room(stream), lambda: stream.noted_version)
+    offered = partial(selectable, sampler=sampler, window=window)
+    outdated = partial(outside, stream, sampler=sampler, window=window)
     stream.admit()
     for _ in range(run.steps):
         parts, left = OneByOne(run.env), batch
         updated = run.trainer.train_parts(parts)
         while left:
-            free = parts.needed.next
-            yield free
-            while len(chunk := _chunk(stream, sampler, window)[:left]) < min(least, left):
+            yield parts.needed.next
+            stream.drop([group for group in stream.buffer if outdated(group.version)])
+            while len(chunk := offered(stream)[:left]) < min(least, left):
                 news = stream.news_for_update()
                 refuse((not stream.running, STALLED.format(sampler, min(least, left), len(chunk))))
                 yield news
@@ -64,15 +66,7 @@ def single_controller(
         parts.put(None)
         yield updated
         stream.pause()
-        outdated = partial(outside, stream, sampler=sampler, window=window, running=True)
         stream.evict([number for number, start in stream.running.items() if outdated(start)])
         yield run.load_weights()
         stream.noted_version = run.trainer.version
         stream.resume()
-
-
-def _chunk(stream: GroupStream, sampler: Sampler, window: int) -> list[Finished]:
-    """Drop what can never be selected. Return what can be now."""
-    outdated = partial(outside, stream, sampler=sampler, window=window, running=False)
-    stream.drop([group for group in stream.buffer if outdated(group.version)])
-    return selectable(stream, sampler=sampler, window=window)

@@ -1,7 +1,7 @@
 """Streaming: groups go in one by one while a rule has room for more, and come out into a buffer
 that the trainer takes from.
 
-Invariant: submitted = running + buffered + taken + dropped, in groups, at every moment; a group
+Invariant: submitted = in line + running + buffered + taken + dropped, in groups, at every moment; a group
 runs until its last response is scored or it is evicted, and is taken or dropped once. What is
 counted, and what bounds it, is a rule of the system (`simrl.pipelines.words`,
 `simrl.pipelines.laminar`); a group that was submitted and dropped leaves its room as it was.
@@ -81,10 +81,9 @@ class GroupStream:
         self._at_workers: dict[int, GroupRun] = {}
         self._evicted: set[int] = set()
         self._by_sample = by_sample
-        # what begins before new groups: the group's number (None: a new one), what it has
-        self._first: deque[tuple[int | None, list[Rollout]]] = deque()
-        self._finished: dict[int, list[Rollout]] = {}  # of a group that was taken back
-        self._taken_back: set[int] = set()
+        # groups that begin next, before new ones: number and what they have
+        self._in_line: deque[tuple[int, list[Rollout]]] = deque()
+        self._finished: dict[int, list[Rollout]] = {}  # of running groups that were taken back
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
         self.run = run
@@ -115,14 +114,18 @@ class GroupStream:
         run, start = self.run, self.submitted
         most = (run.steps + FURTHEST_AHEAD) * run.workload.batch_groups
         first = room = self._checked_room(self._room)
-        while room > 0 and not run.workload.ended:
+        while room > 0 and (self._in_line or not run.workload.ended):
             if self.submitted - start > most and (room >= first or room > most):
                 raise InputError(
                     f"{self._words}: it goes on after {self.submitted - start} groups at once, and {run.steps} updates train "
                     f"{run.steps * run.workload.batch_groups}; let the room fall with each group, such as "
                     "(version + 1 + ahead) * batch - GroupStream.kept"
                 )
-            number, group, partials = self._next_or_again()
+            number, rollouts = self._next()
+            self._finished[number] = [rollout for rollout in rollouts if rollout.done]
+            left = [rollout for rollout in rollouts if not rollout.done]
+            group = [rollout.sample for rollout in left]
+            partials = [rollout if rollout.segments else None for rollout in left]
             if self._by_sample:
                 ends = run.dispatcher.submit(group, partials)
                 self.unfinished += len(ends)
@@ -174,50 +177,25 @@ class GroupStream:
 
     def submit(self, to: int) -> list[tuple[Sample, simpy.Event]]:
         """Submit the next group to one worker. Return its samples with their dispatcher events."""
-        number, group = self._next()
+        number, rollouts = self._next()
+        group = [rollout.sample for rollout in rollouts]
         ends = self.run.dispatcher.submit(group, to=[to] * len(group))
         on_fire(gather(self.run.env, ends), partial(self._ended, number))
         return list(zip(group, ends, strict=True))
 
-    def _next(self) -> tuple[int, Group]:
-        """Return the next group, which runs from now on, and its number."""
-        number = self.submitted
-        [group] = self.run.workload.next_groups(1)
+    def _line_up(self, group: Group) -> None:
+        """Let a group begin next."""
+        self._in_line.append((self.submitted, [Rollout(sample, (), False) for sample in group]))
         self.submitted += 1
+
+    def _next(self) -> tuple[int, list[Rollout]]:
+        """Return the group that runs from now on: its number, and what its samples have."""
+        if not self._in_line:
+            self._line_up(*self.run.workload.next_groups(1))
+        number, rollouts = self._in_line.popleft()
         self._generating += 1
         self.running[number] = self._stamp()
-        return number, group
-
-    def _next_or_again(self) -> tuple[int, Group, list[Rollout | None]]:
-        """Return the group that runs from now on: its number, its unfinished samples, and what they
-        have."""
-        if not self._first:
-            number, group = self._next()
-            return number, group, [None] * len(group)
-        again, rollouts = self._first.popleft()
-        number = self.submitted if again is None else again
-        self.submitted += again is None
-        self._generating += 1
-        self.running[number] = self._stamp()
-        self._finished[number] = [rollout for rollout in rollouts if rollout.done]
-        left = [rollout for rollout in rollouts if not rollout.done]
-        partials = [rollout if rollout.segments else None for rollout in left]
-        return number, [rollout.sample for rollout in left], partials
-
-    def take_back(self) -> None:
-        """Abort all running groups. They go on before new groups, with the tokens that they
-        have."""
-        at_workers = {
-            number: group for number, group in self._at_workers.items() if not group.over.triggered
-        }
-        self._taken_back.update(at_workers)
-        self.run.dispatcher.withdraw_groups(list(at_workers.values()))
-
-    def take(self, groups: list[Finished]) -> list[Rollout]:
-        """Take groups out of the buffer. Return their responses."""
-        gone = {group.number for group in groups}
-        self.buffer = [group for group in self.buffer if group.number not in gone]
-        return [rollout for group in groups for rollout in group.rollouts]
+        return number, rollouts
 
     def take_batch(self, groups: list[Finished]) -> list[Rollout]:
         """Take the groups of an update. Return their responses."""
@@ -237,6 +215,18 @@ class GroupStream:
         self.paused = False
         self.admit()
 
+    def take_back(self) -> None:
+        """Abort all running groups. They go on before new groups, with the tokens that they
+        have."""
+        at_workers = [group for group in self._at_workers.values() if not group.over.triggered]
+        self.run.dispatcher.withdraw_groups(at_workers)
+
+    def take(self, groups: list[Finished]) -> list[Rollout]:
+        """Take groups out of the buffer. Return their responses."""
+        gone = {group.number for group in groups}
+        self.buffer = [group for group in self.buffer if group.number not in gone]
+        return [rollout for group in groups for rollout in group.rollouts]
+
     def drop(self, groups: list[Finished], retry: bool = False) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their
         place: with `retry`, theirs first."""
@@ -244,7 +234,7 @@ class GroupStream:
             self._count_stale(self._drop(groups))
         for group in groups if retry else []:
             samples = [self.run.workload.again(rollout.sample) for rollout in group.rollouts]
-            self._first.append((None, [Rollout(sample, (), False) for sample in samples]))
+            self._line_up(samples)
         self.admit()
 
     def _drop(self, groups: list[Finished]) -> int:
@@ -312,7 +302,7 @@ class GroupStream:
     def news_for_update(self) -> simpy.Event:
         """Return `news` for the next update. Raises `StoppedError` if none will come: the trace has
         ended."""
-        if self.run.workload.ended and not self.running:
+        if self.run.workload.ended and not self.running and not self._in_line:
             raise StoppedError(
                 f"the trace ended after {self.version} of {self.run.steps} updates: the next has {len(self.buffer)} of "
                 f"{self.batch} groups (dropped: {self.dropped}); give the trace more groups, or ask for fewer steps"
@@ -332,15 +322,14 @@ class GroupStream:
         if number in self._evicted:
             self._gone(number, ended.value)
             return
-        rollouts = self._finished.pop(number, []) + ended.value
-        if number in self._taken_back and not all(rollout.done for rollout in rollouts):
+        rollouts = [*self._finished.pop(number, []), *ended.value]
+        if not all(rollout.done for rollout in rollouts):  # taken back
             del self.running[number], self._at_workers[number]
-            self._first.append((number, rollouts))
+            self._in_line.append((number, rollouts))
             self.admit()
         else:
             rollouts.sort(key=lambda rollout: rollout.sample.uid)
             on_fire(self.run.rewarder.score(rollouts), partial(self._scored, number))
-        self._taken_back.discard(number)
 
     def _response_ended(self, ended: Any) -> None:
         self.unfinished -= 1

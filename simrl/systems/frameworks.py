@@ -16,9 +16,6 @@ from simrl.pipelines.words import finished_first
 from simrl.runtime.worker import OnUpdate
 from simrl.systems.system import OWN_GPUS, Count, NotNegative, System, recipe
 
-Ratio = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]
-CapacityFactor = Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)]
-
 
 @recipe(*OWN_GPUS, "dispatch", without="minibatches", dispatch="round_robin")
 def nemo_rl_single_controller(
@@ -117,7 +114,7 @@ def miles_async(
     unused_samples_handler: Literal["drop", "retry"] = "drop",
     pause_generation_mode: Literal["retract", "in_place"] = "retract",
     max_concurrent_samples: Count | None = None,
-    data_buffer_capacity_factor: CapacityFactor = 2.0,
+    data_buffer_capacity_factor: Annotated[float, Field(gt=0, le=1000)] = 2.0,
     submission_granularity: Literal["sample", "group"] = "sample",
     update_weights_interval: Count = 1,
 ) -> System:
@@ -162,7 +159,9 @@ def miles_async(
 
 
 @recipe(*OWN_GPUS, "dispatch", dispatch="round_robin_groups")
-def roll_async(async_generation_ratio: Ratio = 1.0, filter_groups: bool = False) -> System:
+def roll_async(
+    async_generation_ratio: Annotated[float, Field(ge=0, le=100)] = 1.0, filter_groups: bool = False
+) -> System:
     """Groups run up to a ratio of batches ahead; a batch takes those of the oldest step first, and too old ones are aborted.
 
     As ROLL's replay buffer (alibaba/ROLL@8eb27cc, `async_pipeline` of RLVR). Up to step k, `async_generation_ratio` + k + 1
@@ -178,7 +177,7 @@ def roll_async(async_generation_ratio: Ratio = 1.0, filter_groups: bool = False)
     rules = Rules(
         budget=partial(samplers.prompts_of_steps, ratio=async_generation_ratio),
         ready=partial(samplers.oldest_steps, ratio=async_generation_ratio),
-        stamp=samplers.step,
+        stamp=lambda stream: stream.noted_version,
         evict=partial(samplers.began_before, ratio=async_generation_ratio),
     )
     return System(

@@ -156,7 +156,7 @@ def drive_controller(sampler: str, books: Callable[..., Any], seed: int, tally: 
             stale = [
                 group.number
                 for group in sorted(stream.buffer)
-                if samplers.outside(stream, group.version, **rule, running=False)
+                if samplers.outside(stream, group.version, **rule)
             ]
             if not tally.same("evict", real.evict(), stale):
                 return
@@ -179,7 +179,7 @@ def drive_controller(sampler: str, books: Callable[..., Any], seed: int, tally: 
                 gone = [
                     number
                     for number, start in stream.running.items()
-                    if samplers.outside(stream, start, **rule, running=True)
+                    if samplers.outside(stream, start, **rule)
                 ]
                 if not tally.same("abort", real.sync(), gone):
                     return

@@ -67,6 +67,30 @@ class Dispatcher:
         """Unfinished samples at each worker; duplicates not counted."""
         return self._places.unfinished
 
+    @property
+    def in_flight(self) -> int:
+        """Number of samples that have started and not come back, of those submitted one by one."""
+        return len(self._waiting.in_flight)
+
+    @property
+    def free(self) -> int:
+        """Number of samples that may start now; 0 while others wait."""
+        if self._waiting.outside or len(self._waiting.queue):
+            return 0
+        return min(self._waiting.most - self.in_flight, self._places.number_free())
+
+    def started(self, samples: Iterable[Sample]) -> int:
+        """Return how many of these samples are in flight."""
+        return sum(sample.uid in self._waiting.in_flight for sample in samples)
+
+    def limit(self, most: int) -> None:
+        """Let at most `most` samples be in flight from now on; others wait outside, in the order
+        of submission."""
+        self._waiting.most = most
+        while (job := self._waiting.let_in()) is not None:
+            self._go_on(job)
+        self._feed()
+
     def submit_groups(
         self,
         groups: Sequence[Sequence[Sample]],

@@ -101,8 +101,8 @@ class Waiting:
         self.for_worker: list[dict[int, Job]] = [{} for _ in range(workers)]
         self.for_weights: dict[int, Job] = {}
         self.outside: dict[int, Job] = {}  # in the order of their submission
-        self._most = _NO_LIMIT if most is None else most
-        self._in_flight: set[int] = set()
+        self.most = _NO_LIMIT if most is None else most
+        self.in_flight: set[int] = set()
         self._queued: dict[int, Job] = {}
         self._void: Counter[int] = Counter()  # void entries of the queue, by uid
 
@@ -134,20 +134,24 @@ class Waiting:
 
     def admits(self, job: Job) -> bool:
         """Let a job start, or wait outside. Return whether it starts."""
-        if len(self._in_flight) >= self._most:
+        if len(self.in_flight) >= self.most:
             self.shelve(job, self.outside)
             return False
-        self._in_flight.add(job.sample.uid)
+        self.in_flight.add(job.sample.uid)
         return True
 
     def came_back(self, uid: int) -> Job | None:
         """Forget a job in flight, if that one was. Return one that may start now."""
-        self._in_flight.discard(uid)
-        if not self.outside or len(self._in_flight) >= self._most:
+        self.in_flight.discard(uid)
+        return self.let_in()
+
+    def let_in(self) -> Job | None:
+        """Return a job that waits outside and may start now."""
+        if not self.outside or len(self.in_flight) >= self.most:
             return None
         job = next(iter(self.outside.values()))
         self.take_out(job)
-        self._in_flight.add(job.sample.uid)
+        self.in_flight.add(job.sample.uid)
         return job
 
     def take_out(self, job: Job) -> None:

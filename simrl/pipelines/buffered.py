@@ -27,7 +27,9 @@ from simrl.runtime.rollout import Rollout
 class Rules:
     """The words of a system.
 
-    `budget` returns how many more groups may start now (not positive: none). `ready` returns the
+    `budget` returns how many more groups may start now (not positive: none); it is asked when a
+    group is scored or dropped, after a sync, and, if it counts `by_response`, whenever a response
+    ends. `ready` returns the
     finished groups that the next update trains; None: not yet. `groups` has the groups of an
     update, given the groups of a batch of the trace. `stamp` marks a group at its submission.
 
@@ -41,9 +43,8 @@ class Rules:
     or no group runs ("scored"). While the workers load, groups begin if it `admits`, and the trainer goes on if it
     `overlaps`. (`System.on_update` says what a load does to running requests.)
 
-    `retries`: what is dropped at a pull begins again, before new groups. `by_sample`: the budget
-    counts unfinished responses. `takes_back`: running groups are aborted before the workers load,
-    and go on by the budget, before new groups.
+    `retries`: what is dropped at a pull begins again, before new groups. `takes_back`: running
+    groups are aborted before the workers load, and go on by the budget, before new groups.
 
     `ahead` batches may be taken before the trainer is free. The buffer is looked at when a group is
     finished, or every `poll_s` seconds from the first look for an update on. `begin` starts what
@@ -52,6 +53,7 @@ class Rules:
 
     budget: Callable[[GroupStream], int]
     ready: Callable[[GroupStream], list[Finished] | None]
+    by_response: bool = False
     groups: Callable[[int], int] = lambda batch: batch
     stamp: Callable[[GroupStream], int] = lambda stream: stream.version
     stale: Callable[[GroupStream, Finished], bool] | None = None
@@ -63,7 +65,6 @@ class Rules:
     admits: bool = True
     overlaps: bool = False
     retries: bool = False
-    by_sample: bool = False
     takes_back: bool = False
     ahead: int = 0
     poll_s: float = 0.0
@@ -72,10 +73,9 @@ class Rules:
 
 def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
     """Train what is ready, and sync the weights after every few updates."""
-    stream = GroupStream(
-        run, lambda: rules.budget(stream), lambda: rules.stamp(stream), rules.by_sample
-    )
+    stream = GroupStream(run, lambda: rules.budget(stream), lambda: rules.stamp(stream))
     stream.batch = rules.groups(stream.batch)
+    stream.by_response = rules.by_response
     if rules.stale is not None and rules.drop_at != "pull":
         stream.is_stale = rules.stale
     rules.begin(stream)

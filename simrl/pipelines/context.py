@@ -43,8 +43,9 @@ class RunContext:
     `times` is profiled before the run: how long a worker takes for responses of a length.
     `on_update` says what a load of weights does to requests.
     `best_of_n` says what freed workers do, `dynamic_sampling` how batches are refilled. A scored
-    group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. `layouts`: the run
-    with workers of each tensor-parallel size that a planner may choose; none otherwise.
+    group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. A sequence has
+    at most `context_tokens`. `layouts`: the run with workers of each tensor-parallel size that a
+    planner may choose; none otherwise.
     """
 
     env: simpy.Environment
@@ -61,6 +62,7 @@ class RunContext:
     dynamic_sampling: DynamicSampling | None = None
     accepts: Callable[[list[Rollout]], bool] = lambda group: True
     lanes_each: int = 1
+    context_tokens: int = 1
     layouts: tuple[Layout, ...] = ()
 
     def load_weights(self, running: LoadMode | None = None) -> simpy.Event:

@@ -93,9 +93,9 @@ def in_flight(
     more than full."""
     if len(stream.buffer) - stream.batch > int(capacity_batches * stream.batch):
         return 0
-    groups = stream.batch if most_samples is None else max(most_samples // stream.size, 1)
+    groups = stream.batch if most_samples is None else max(most_samples // stream.group_size, 1)
     if by_sample:
-        return (groups * stream.size - stream.unfinished) // stream.size
+        return (groups * stream.group_size - stream.unfinished) // stream.group_size
     return groups - len(stream.running)
 
 

@@ -49,8 +49,7 @@ class GroupStream:
     whenever that may have changed, so it changes nothing itself. None: the pipeline submits each
     group (`submit`). A scored group that the run does not accept is dropped.
 
-    `by_sample`: unfinished responses of running groups are counted (`unfinished`); a group has
-    `size`. `stamp` returns the stamp of a group that is submitted now (None: the trainer's version).
+    `stamp` returns the stamp of a group that is submitted now (None: the trainer's version).
     `batch` is the number of groups of an update. When a group is scored, all groups of
     the buffer that are stale (`is_stale`) are dropped.
     """
@@ -60,14 +59,12 @@ class GroupStream:
         run: RunContext,
         room: Callable[[], int] | None,
         stamp: Callable[[], int] | None = None,
-        by_sample: bool = False,
     ) -> None:
         self.running: dict[int, int] = {}  # stamps by number, in the order of submission
         self.buffer: list[Finished] = []  # in the order in which they were finished
         self.submitted = 0
         self.dropped = 0
-        self.batch, self.size = run.workload.batch_groups, run.workload.group_size
-        self.unfinished = 0
+        self.batch = run.workload.batch_groups
         self.taken = 0  # groups in updates so far
         self.taken_before_sync = 0  # of them, those taken before the last weight sync began
         self.updates = 0  # batches taken so far
@@ -80,12 +77,18 @@ class GroupStream:
         self._stamp = stamp or (lambda: run.trainer.version)
         self._at_workers: dict[int, GroupRun] = {}
         self._evicted: set[int] = set()
-        self._by_sample = by_sample
         # groups that begin next, before new ones: number and what they have
         self._in_line: deque[tuple[int, list[Rollout]]] = deque()
         self._finished: dict[int, list[Rollout]] = {}  # of running groups that were taken back
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
+        self.unfinished = 0  # responses of running groups, where they are followed
+        self.by_response = False  # whether `room` changes whenever a response ends
+        # called then, before `room`, with whether the response is done; and after `admit`
+        self.on_response: Callable[[bool], object] = lambda done: None
+        self.on_admitted: Callable[[], object] = lambda: None
+        # responses of a group, rounded up
+        self.group_size = -(-run.workload.batch_responses // self.batch)
         self.run = run
         self._room = room
         self._news = Signal(run.env)
@@ -124,19 +127,36 @@ class GroupStream:
             number, rollouts = self._next()
             self._finished[number] = [rollout for rollout in rollouts if rollout.done]
             left = [rollout for rollout in rollouts if not rollout.done]
-            group = [rollout.sample for rollout in left]
-            partials = [rollout if rollout.segments else None for rollout in left]
-            if self._by_sample:
-                ends = run.dispatcher.submit(group, partials)
-                self.unfinished += len(ends)
-                for end in ends:
-                    on_fire(end, self._response_ended)
-                on_fire(gather(run.env, ends), partial(self._ended, number))
-            else:
-                [at_workers] = run.dispatcher.submit_groups([group], [partials])
-                self._at_workers[number] = at_workers
-                on_fire(at_workers.over, partial(self._ended, number))
+            self._at_workers[number] = at_workers = self._at_work(left)
+            on_fire(at_workers.over, partial(self._ended, number))
             room = self._checked_room(self._room)
+        self.on_admitted()
+
+    def _at_work(self, rollouts: list[Rollout]) -> GroupRun:
+        """Submit a group, which goes on from what it has."""
+        group = [rollout.sample for rollout in rollouts]
+        partials = [rollout if rollout.segments else None for rollout in rollouts]
+        if not self.by_response:
+            return self.run.dispatcher.submit_groups([group], [partials])[0]
+        env, ends = self.run.env, self.run.dispatcher.submit(group, partials)
+        self.unfinished += len(ends)
+        for end in ends:
+            on_fire(end, self._response_ended)
+        return GroupRun(group, partials, None, env.event(), gather(env, ends))
+
+    def _response_ended(self, end: Any) -> None:
+        if end.ok:  # a failure reaches the run through the group
+            self.unfinished -= 1
+            self.on_response(end.value.done)
+            self.admit()
+
+    def shed(self, responses: int) -> None:
+        """Drop running groups until `responses` of those in flight are aborted, the youngest first."""
+        for number in sorted(self.running, reverse=True):
+            if responses <= 0:
+                return
+            responses -= self.run.dispatcher.started(self._at_workers[number].samples)
+            self.evict([number])
 
     def _checked_room(self, rule: Callable[[], int]) -> int:
         """Return the room that the rule has. Raise `InputError` if it would have another without
@@ -330,10 +350,6 @@ class GroupStream:
         else:
             rollouts.sort(key=lambda rollout: rollout.sample.uid)
             on_fire(self.run.rewarder.score(rollouts), partial(self._scored, number))
-
-    def _response_ended(self, ended: Any) -> None:
-        self.unfinished -= 1
-        self.admit()
 
     def _gone(self, number: int, rollouts: list[Rollout]) -> None:
         """Record the responses of an evicted group, which has left its workers."""

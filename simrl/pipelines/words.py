@@ -6,6 +6,8 @@ the buffer, or was taken by an update.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from simrl.pipelines.streaming import Finished, GroupStream
 
 # Budgets: how many more groups may start now.
@@ -16,6 +18,53 @@ def batches_ahead(stream: GroupStream, *, ahead: int, at_once: int) -> int:
     with at most `at_once` batches running."""
     kept = (stream.noted_version + ahead + 1) * stream.batch - stream.kept
     return min(at_once * stream.batch - len(stream.running), kept)
+
+
+def kept_ahead(stream: GroupStream, *, ahead: int, most: int | None, default: int) -> int:
+    """Return the room of AReaL's capacity for `ahead` batches beyond the version noted last; `most`
+    groups run at once (None: `default`, between one batch and `ahead` + 1)."""
+    batch = stream.batch
+    at_once = most or min(max(default, batch), batch * (ahead + 1))
+    kept = (ahead + stream.noted_version + 1) * batch - stream.kept
+    return min(at_once - len(stream.running), kept)
+
+
+def responses_in_flight(stream: GroupStream, *, waiting: int) -> int:
+    """Return 1 if a response may start and all of the groups before have started, and fewer than
+    `waiting` responses wait in the buffer; else 0."""
+    buffered = sum(len(group.rollouts) for group in stream.buffer)
+    return min(stream.run.dispatcher.free, 1) if buffered < waiting else 0
+
+
+def within_lag(stream: GroupStream, *, lag: int | None) -> int:
+    """Return the room for `lag` responses beyond the groups of an update for each version noted, and
+    for the one to come (None: any number), while responses may start."""
+    free = min(stream.run.dispatcher.free, 1)
+    if lag is None:
+        return free
+    groups = -(-lag // stream.group_size) + (stream.noted_version + 1) * stream.batch
+    return min(groups - stream.kept, free)
+
+
+def pool_of_prompts(stream: GroupStream, *, batches: int) -> int:
+    """Return the room in a pool of `batches` batches of groups that run or wait. While fewer than
+    `batches` batches wait for the trainer, those collected for the next one have left the pool."""
+    collects = stream.updates - stream.version <= batches
+    waiting = len(stream.buffer) - (stream.batch if collects else 0)
+    return batches * stream.batch - len(stream.running) - max(waiting, 0)
+
+
+# Stamps.
+
+
+def synced(stream: GroupStream) -> int:
+    """Return the number of weight syncs so far."""
+    return stream.syncs
+
+
+def batches_taken(stream: GroupStream) -> int:
+    """Return the number of batches taken so far: the version that the next one trains."""
+    return stream.updates
 
 
 # Orders: the groups of the next update, or None.
@@ -47,3 +96,30 @@ def next_in_order(stream: GroupStream) -> list[Finished] | None:
 def oldest_token_older(stream: GroupStream, group: Finished, *, than: int) -> bool:
     """Return whether the oldest token of a group is more than `than` versions old."""
     return group.oldest_version < stream.version - than
+
+
+def stamp_older(
+    stream: GroupStream,
+    group: Finished,
+    *,
+    than: int,
+    now: Callable[[GroupStream], int] = synced,
+) -> bool:
+    """Return whether a group's stamp is more than `than` behind what `now` counts."""
+    return now(stream) - group.version > than
+
+
+def overflows(stream: GroupStream, group: Finished, *, most: int) -> bool:
+    """Return whether a group is among the oldest of a buffer that holds more than a batch and
+    `most` responses."""
+    newer = stream.buffer[stream.buffer.index(group) :]
+    held = sum(len(each.rollouts) for each in newer)
+    return held > most + stream.batch * stream.group_size
+
+
+# What begins with a run.
+
+
+def limit_in_flight(stream: GroupStream, *, most: int | None, batches: int) -> None:
+    """Let at most `most` responses be in flight (None: those of `batches` batches)."""
+    stream.run.dispatcher.limit(most or batches * stream.batch * stream.group_size)

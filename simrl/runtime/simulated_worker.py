@@ -24,7 +24,7 @@ from simrl.runtime.recorder import Recorder
 from simrl.runtime.requests import WorkerRequest
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad, grown
 from simrl.runtime.spot_trainer import SpotTrainer
-from simrl.runtime.worker import LoadMode, WorkerCosts
+from simrl.runtime.worker import EngineLoad, LoadMode, WorkerCosts
 from simrl.speculation.decoding import Ints
 from simrl.trace.trace import Response, Sample
 
@@ -130,7 +130,7 @@ class SimulatedWorker:
         self._loads: deque[_Load] = deque()
         self._prompts = prompts
         self.aside: set[int] = set()  # slots that were interrupted and will be sent again
-        self._tokens_before = self._asked_version = 0
+        self._tokens_before = self._asked_version = self._preemptions = 0
         self._spot = self._drafting.spot if self._drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
@@ -189,6 +189,16 @@ class SimulatedWorker:
         if request and rollout and self._drafting is not None:
             rollout = self._drafting.counted(self.engine, request.slot, rollout)
         self._fire(event, rollout)
+
+    @at_boundary
+    def load(self, event: simpy.Event) -> None:
+        engine, limits = self.engine, self.engine.fleet.limits
+        blocks = limits.kv_blocks * limits.dp
+        preemptions = sum(each.totals["preemptions"] for each in self.engines)
+        usage = 1.0 - engine.free_blocks / blocks
+        new, self._preemptions = preemptions - self._preemptions, preemptions
+        tokens = limits.kv_tokens * limits.dp
+        self._fire(event, EngineLoad(tokens, usage, engine.running, engine.waiting, new))
 
     def draft_with(self, drafter: str | None) -> None:
         self.command(lambda: self._change_drafter(drafter))

@@ -39,6 +39,17 @@ class OnUpdate:
 RECOMPUTE = OnUpdate()
 
 
+class EngineLoad(NamedTuple):
+    """What an engine reports of itself: the tokens that its KV cache holds, the share in use, the
+    requests that run and wait, and the preemptions since the last report."""
+
+    kv_tokens: int
+    kv_usage: float
+    running: int
+    waiting: int
+    preemptions: int
+
+
 @dataclass(eq=False, slots=True)
 class GroupRun:
     """A group that workers generate. `over` fires with all its rollouts when its last sample has
@@ -127,6 +138,9 @@ class RolloutWorker(Protocol):
         """Report a request. Fires with its unfinished `Rollout` at the boundary, drafts included;
         with None if it is not here. (A server that streams tokens and counts drafts by request can
         answer this.)"""
+
+    def load(self) -> simpy.Event:
+        """Report the engine's load. Fires with an `EngineLoad` at the boundary."""
 
     def draft_with(self, drafter: str | None) -> None:
         """Let an idle worker draft with another of its drafters; None: with its first one again."""

@@ -142,7 +142,7 @@ class Prepared(Deployment):
     def training_need(self, gpus: int) -> TrainingNeed:
         """Return the memory that an update needs on `gpus` train GPUs."""
         largest_batch = max(end - first for _, first, end in self.trace.step_slices)
-        return TrainingNeed(self.training_costs(gpus), _longest_allowed(self.trace), largest_batch)
+        return TrainingNeed(self.training_costs(gpus), longest_allowed(self.trace), largest_batch)
 
     @property
     def weight_sync(self) -> str | None:
@@ -328,7 +328,7 @@ def _deployment(scenario: Scenario, system: System, inputs: InputCache) -> Deplo
     model, gpu, engine = model_shape(scenario.model), scenario.cluster.rollout_kind, scenario.engine
     trace = inputs.trace(scenario)
     drafts = system.speculation is not None or system.best_of_n is not None
-    tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, _longest_allowed(trace))
+    tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, longest_allowed(trace))
     profile = covering(
         inputs.profile(scenario, model, gpu), tokens, *limits, tokens if drafts else 0, model, gpu
     )
@@ -535,7 +535,7 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
     return workers, train_gpus
 
 
-def _longest_allowed(trace: Trace) -> int:
+def longest_allowed(trace: Trace) -> int:
     """Return the upper bound on the tokens of a sequence: the longest given context, and a response
     of the cap; at most the context's cap, if the trace has one."""
     longest = (

@@ -40,7 +40,7 @@ from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
 from simrl.simulate.length_ranker import RankedLengths
 from simrl.simulate.memory import cache_capacity_tokens
-from simrl.simulate.prepare import Prepared, prepare
+from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
 from simrl.trace.workload import Workload
@@ -141,6 +141,7 @@ class Schedule:
             workload=self.workload,
             times=self._fleets[0].times,
             steps=scenario.steps,
+            context_tokens=longest_allowed(prepared.trace),
             on_update=system.on_update,
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,

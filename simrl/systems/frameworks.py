@@ -3,18 +3,207 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
 
+from simrl.dispatch.rules import DISPATCHES
+from simrl.pipelines import prime_rl as prime_rl_words
 from simrl.pipelines import samplers
 from simrl.pipelines.buffered import Rules, buffered
 from simrl.pipelines.samplers import Sampler
 from simrl.pipelines.single_controller import single_controller
-from simrl.pipelines.words import finished_first
-from simrl.runtime.worker import OnUpdate
-from simrl.systems.system import OWN_GPUS, Count, NotNegative, System, recipe
+from simrl.pipelines.words import (
+    batches_taken,
+    finished_first,
+    kept_ahead,
+    limit_in_flight,
+    overflows,
+    pool_of_prompts,
+    responses_in_flight,
+    stamp_older,
+    synced,
+    within_lag,
+)
+from simrl.runtime.worker import LoadMode, OnUpdate
+from simrl.systems.system import GROUPS, OWN_GPUS, Count, NotNegative, System, recipe
+
+
+@recipe(*OWN_GPUS, "dispatch", *GROUPS, dispatch="round_robin_groups", log_probs=0)
+def prime_rl(
+    max_off_policy_steps: NotNegative = 8,
+    min_inflight: Count = 1,
+    max_inflight: Count = 1024,
+    initial_inflight: Count | None = None,
+    use_cache_salt: bool = True,
+) -> System:
+    """Groups start while the trainer is at most one batch behind; the responses in flight follow the engines; KV is kept.
+
+    As PrimeIntellect-ai/prime-rl@559b447, whose names the parameters have (`orchestrator.concurrency` for the bounds). Batch s
+    trains version s - 1 and ships once version s - 2 is published, so one batch may wait for the trainer. Groups start while at
+    most one shipped batch is untrained. A batch takes the groups that finished first; `batch_size` counts responses, which are
+    those of the trace's batch here. A group carries the version at its start. Groups that would train more than
+    `max_off_policy_steps` versions later are dropped; running ones are cancelled before the engines pause for new weights.
+    Requests then go on with their KV cache, while the next update may begin. Prefix caches are salted by the version at a
+    group's start (`use_cache_salt`). The limit of responses in flight begins at `initial_inflight` (None: the tokens of the KV
+    cache over the longest sequence), follows every 5 s what the engines report, and stays between `min_inflight` and
+    `max_inflight`. In each 5 s the responses in flight grow by at most a tenth of the limit, or one group.
+    Not modelled: evaluations share permits with training; of a group cancelled under overload, finished responses train; the
+    rest of a group that has begun waits while no group may start; a weight update is noticed within a second.
+    """
+    rules = Rules(
+        budget=prime_rl_words.budget,
+        by_response=True,
+        ready=finished_first,
+        stale=partial(prime_rl_words.stale, most=max_off_policy_steps),
+        drop_at="both",
+        evict=partial(prime_rl_words.evicted, most=max_off_policy_steps),
+        ahead=prime_rl_words.TARGET_LAG,
+        overlaps=True,
+        begin=partial(
+            prime_rl_words.control,
+            least=min_inflight,
+            most=max_inflight,
+            initial=initial_inflight,
+        ),
+    )
+    return System(
+        pipeline=partial(buffered, rules=rules),
+        schedule="fully asynchronous, one batch shipped ahead",
+        on_update=OnUpdate("keep", salted=use_cache_salt),
+        paper="prime-rl; INTELLECT-3, arXiv 2512.16144",
+        off_policyness=max_off_policy_steps + 1,  # a group may begin before its version is loaded
+    )
+
+
+@recipe(*OWN_GPUS, "dispatch", *GROUPS, log_probs=0)
+def skyrl_async(
+    max_staleness_steps: NotNegative = 4,
+    num_parallel_generation_workers: Count | None = None,
+    clear_kv_cache_on_weight_sync: bool = False,
+    use_cache_salt: bool = False,
+) -> System:
+    """AReaL's capacity bounds what starts; groups train in the order in which they finished; KV is kept at a weight sync.
+
+    As the fully asynchronous trainer of NovaSky-AI/SkyRL@a956457. A group starts while the groups submitted and not dropped are
+    fewer than (`max_staleness_steps` + version + 1) batches, and fewer than `num_parallel_generation_workers` run (None: its
+    768, but at least one batch and at most `max_staleness_steps` + 1, outside which SkyRL refuses a value). A batch takes the
+    groups that finished first; older ones than the bound are trained. Then the engines pause for the weights; requests go on
+    with their KV cache, or compute it again (`clear_kv_cache_on_weight_sync`). `filter_groups` drops groups of equal rewards
+    (`sample_full_batch`).
+    Not modelled: each epoch ends with nothing running; such groups are dropped here when they are scored, there when taken.
+    """
+    rules = Rules(
+        budget=partial(
+            kept_ahead,
+            ahead=max_staleness_steps,
+            most=num_parallel_generation_workers,
+            default=768,
+        ),
+        ready=finished_first,
+    )
+    running: LoadMode = "recompute" if clear_kv_cache_on_weight_sync else "keep"
+    return System(
+        pipeline=partial(buffered, rules=rules),
+        schedule="fully asynchronous",
+        on_update=OnUpdate(running, salted=use_cache_salt),
+        paper="SkyRL, fully asynchronous trainer",
+        off_policyness=None,
+    )
+
+
+@recipe(*OWN_GPUS, "dispatch", without="minibatches", log_probs=0)
+def trl_async(
+    max_staleness: NotNegative = 4,
+    max_inflight_tasks: Count | None = None,
+    queue_maxsize: Count = 1024,
+    weight_sync_steps: Count = 1,
+) -> System:
+    """A fixed number of responses runs; what is too stale when the trainer takes it is dropped; KV is kept at a weight sync.
+
+    As the experimental AsyncGRPOTrainer of TRL 1.16. `max_inflight_tasks` responses are in flight (None, TRL's -1:
+    `max_staleness` batches); the next response starts when one ends, group after group. A group carries the number of weight
+    syncs at its start. The trainer takes groups in the order in which they finished, and drops those more than `max_staleness`
+    syncs old. While `queue_maxsize` responses wait, no group starts. After every `weight_sync_steps`-th update the engines
+    pause and keep the KV cache, and the trainer waits for them.
+    Not modelled: the 16 groups that may wait to be scored beside a full queue; micro-batches packed by a token budget.
+    """
+    rules = Rules(
+        budget=partial(responses_in_flight, waiting=queue_maxsize),
+        by_response=True,
+        begin=partial(limit_in_flight, most=max_inflight_tasks, batches=max(max_staleness, 1)),
+        ready=finished_first,
+        stamp=synced,
+        stale=partial(stamp_older, than=max_staleness),
+        updates_per_sync=weight_sync_steps,
+    )
+    return System(
+        pipeline=partial(buffered, rules=rules),
+        schedule="fully asynchronous, a fixed number in flight",
+        on_update=OnUpdate("keep"),
+        paper="TRL, AsyncGRPOTrainer",
+        off_policyness=(max_staleness + 1) * weight_sync_steps - 1,
+    )
+
+
+@recipe(*OWN_GPUS, "dispatch", *GROUPS, without="minibatches", log_probs=0)
+def open_instruct(async_steps: Count = 8, inflight_updates: bool = True) -> System:
+    """A fixed pool of prompts; each result that a batch takes is replaced; batches are prepared up to `async_steps` ahead.
+
+    As allenai/open-instruct@e6c3044 (`DataPreparationActor`). At first, `async_steps` batches of prompts start. Results go into
+    the batch that is collected, in the order in which they finished, and each is replaced by one prompt. A batch is collected
+    while fewer than `async_steps` whole ones wait; otherwise results stay where they are, and nothing starts. A result that is
+    more than `async_steps` versions older than the batch that is collected is dropped and replaced; its version is the one of
+    the engines when it started. After each update the engines load; requests go on with their KV cache (`inflight_updates`),
+    or end before. `filter_groups` is `filter_zero_std_samples` with `active_sampling`.
+    Not modelled: without `active_sampling`, groups of equal rewards count for their batch, which is smaller.
+    """
+    rules = Rules(
+        budget=partial(pool_of_prompts, batches=async_steps),
+        ready=finished_first,
+        stamp=synced,
+        stale=partial(stamp_older, than=async_steps, now=batches_taken),
+        ahead=async_steps,
+    )
+    return System(
+        pipeline=partial(buffered, rules=rules),
+        schedule="fully asynchronous, batches prepared ahead",
+        on_update=OnUpdate("keep" if inflight_updates else "drain"),
+        paper="Open-Instruct (Olmo 3)",
+        off_policyness=None,
+    )
+
+
+@recipe(*OWN_GPUS, without="minibatches", log_probs=0)
+def pipeline_rl(
+    llm_max_rollouts: Count = 64, max_lag: NotNegative | None = None, ring_buffer_size: Count = 128
+) -> System:
+    """Engines are always full; weights after every update, with the KV cache kept; a full buffer drops its oldest groups.
+
+    As ServiceNow/PipelineRL@58d3934. Each engine has up to `llm_max_rollouts` responses; the next goes to the engine with the
+    fewest. A batch takes the groups that finished first. With `max_lag` (in responses), the groups of an update start at first,
+    and those of `max_lag` responses (rounded up) more; with every version, the groups of one update. Without it, generation
+    never waits. Of what is finished, a batch and `ring_buffer_size` responses wait for the trainer; the oldest beyond are
+    dropped. After each update the engines pause, load, and keep their KV cache.
+    Not modelled: the preprocessor's queues but for the last; `max_ready_samples_per_lead` (64 a trainer) is one batch here.
+    """
+    rules = Rules(
+        budget=partial(within_lag, lag=max_lag),
+        by_response=True,
+        ready=finished_first,
+        stale=partial(overflows, most=ring_buffer_size) if max_lag is None else None,
+        drop_at="finish",
+    )
+    return System(
+        pipeline=partial(buffered, rules=rules),
+        schedule="fully asynchronous, weights in flight",
+        on_update=OnUpdate("keep"),
+        dispatch=replace(DISPATCHES["least_requests"], per_worker=llm_max_rollouts),
+        paper="PipelineRL, arXiv 2509.19128",
+        off_policyness=None,
+    )
 
 
 @recipe(*OWN_GPUS, "dispatch", without="minibatches", dispatch="round_robin")
@@ -145,7 +334,7 @@ def miles_async(
         if max_weight_staleness is None
         else partial(samplers.stale_when_taken, staleness=max_weight_staleness, interval=interval),
         retries=unused_samples_handler == "retry",
-        by_sample=submission_granularity == "sample",
+        by_response=submission_granularity == "sample",
         updates_per_sync=interval,
         sync_after="ready",
     )
@@ -177,7 +366,7 @@ def roll_async(
     rules = Rules(
         budget=partial(samplers.prompts_of_steps, ratio=async_generation_ratio),
         ready=partial(samplers.oldest_steps, ratio=async_generation_ratio),
-        stamp=lambda stream: stream.noted_version,
+        stamp=synced,
         evict=partial(samplers.began_before, ratio=async_generation_ratio),
     )
     return System(

@@ -20,10 +20,10 @@ from simrl.trace.trace import Trace
 
 
 class Workload:
-    """The groups of a trace in their order, repeated without end. `batch_groups` is the number of
-    groups in its first step, and `group_size` that of the samples of one, rounded up. With `once`
-    it has `ended` when all of them are drawn; further draws repeat them: the pipelines of AReaL and
-    of verl's fully asynchronous trainer stop there, all others draw on."""
+    """The groups of a trace in their order, repeated without end. `batch_groups` and
+    `batch_responses` are the numbers of groups and responses in its first step. With `once` it has
+    `ended` when all of them are drawn; further draws repeat them: buffered pipelines stop there,
+    all others draw on."""
 
     def __init__(self, trace: Trace, once: bool = False) -> None:
         self.responses: dict[int, Response] = {}
@@ -35,9 +35,9 @@ class Workload:
         self._passes = 0
         self._once = once
         self._epochs = 1 + int(trace.column("epoch").max())
-        _, _, end = trace.step_slices[0]
+        _, first, end = trace.step_slices[0]
+        self.batch_responses = end - first
         self.batch_groups = int((trace.group_starts < end).sum())
-        self.group_size = -(-end // self.batch_groups)
 
     @property
     def ended(self) -> bool:

@@ -46,7 +46,7 @@ class Stream:
     noted_version: int = 0
     now_s: float = 0.0
     unfinished: int = 0
-    size: int = 1
+    group_size: int = 1
     run: Any = field(
         default_factory=lambda: SimpleNamespace(steps=10**6, dispatcher=SimpleNamespace(active=[0]))
     )
@@ -237,7 +237,7 @@ def drive_miles(books: Callable[..., Any], seed: int, tally: Tally) -> None:
     interval = random.choice([1, 1, 2])
     capacity = int(factor * batch)
     real = books(batch, size, most, capacity, staleness, retry, by_sample)
-    stream = Stream(batch, size=size)
+    stream = Stream(batch, group_size=size)
     rule = {
         "most_samples": None if most == batch else most * size,
         "capacity_batches": factor,

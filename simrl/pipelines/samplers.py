@@ -91,7 +91,8 @@ def in_flight(
     """Return the room for a batch of groups in flight, or for the groups that `most_samples` make,
     counted by unfinished samples or by groups; none while the buffer, beyond the next batch, is
     more than full."""
-    if len(stream.buffer) - stream.batch > int(capacity_batches * stream.batch):
+    full = stream.batch + int(capacity_batches * stream.batch)
+    if len(stream.buffer) + stream.scoring > full:
         return 0
     groups = stream.batch if most_samples is None else max(most_samples // stream.group_size, 1)
     if by_sample:
@@ -150,8 +151,3 @@ def oldest_steps(stream: GroupStream, *, ratio: float) -> list[Finished] | None:
             return None
         taken += ready[:most]
     return taken
-
-
-def began_before(stream: GroupStream, stamp: int, *, ratio: float) -> bool:
-    """Return whether a running group is aborted as the weights are synced after this step."""
-    return stamp <= stream.noted_version - math.ceil(ratio)

@@ -105,6 +105,11 @@ class GroupStream:
         return self.run.env.now
 
     @property
+    def scoring(self) -> int:
+        """Running groups whose responses have all ended."""
+        return sum(group.over.triggered for group in self._at_workers.values())
+
+    @property
     def kept(self) -> int:
         """Groups that were submitted and not dropped: what a rule of staleness counts."""
         return self.submitted - self.dropped
@@ -140,9 +145,10 @@ class GroupStream:
             return self.run.dispatcher.submit_groups([group], [partials])[0]
         env, ends = self.run.env, self.run.dispatcher.submit(group, partials)
         self.unfinished += len(ends)
+        over = gather(env, ends)  # triggered before its last response is noted
         for end in ends:
             on_fire(end, self._response_ended)
-        return GroupRun(group, partials, None, env.event(), gather(env, ends))
+        return GroupRun(group, partials, None, env.event(), over)
 
     def _response_ended(self, end: Any) -> None:
         if end.ok:  # a failure reaches the run through the group

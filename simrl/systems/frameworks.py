@@ -351,23 +351,21 @@ def miles_async(
 def roll_async(
     async_generation_ratio: Annotated[float, Field(ge=0, le=100)] = 1.0, filter_groups: bool = False
 ) -> System:
-    """Groups run up to a ratio of batches ahead; a batch takes those of the oldest step first, and too old ones are aborted.
+    """Groups run up to a ratio of batches ahead; a batch takes those of the oldest step first, and waits for them.
 
     As ROLL's replay buffer (alibaba/ROLL@8eb27cc, `async_pipeline` of RLVR). Up to step k, `async_generation_ratio` + k + 1
-    batches of groups may have started that were neither dropped nor aborted. A batch takes the finished groups of the
-    oldest step, then the next, and waits at each for its running groups while the batch lacks some; of the oldest step a
-    ratio that is not whole takes its fractional part of a batch only. Before the weights are synced, running groups that
-    began `async_generation_ratio` (rounded up) or more steps ago are aborted and replaced. Other running requests stop, and
-    go on after the load with their tokens, prefilled again. The ratio has no default in ROLL beyond 0, which is
-    synchronous; its examples have 1. `filter_groups` drops groups with equal rewards when they are scored; others start in
-    their place.
-    Not modelled: a group goes to the least loaded worker, here by turns; `is_use_additional_prompts`; agents' expiry.
+    batches of groups may have started and not been dropped. A batch takes the finished groups of the oldest step, then those of
+    the next, and waits at each for its running groups while the batch lacks some; of the oldest step, a ratio that is not whole
+    takes its fractional part of a batch only. At a weight sync, running requests stop, and go on after the load with their
+    tokens, prefilled again. ROLL also aborts what began `async_generation_ratio` steps ago; within this budget, a batch has
+    taken all of it before. The ratio's default in ROLL is 0, which is synchronous; its examples have 1.
+    `filter_groups` drops groups with equal rewards when they are scored; others start in their place.
+    Not modelled: a group goes to the least loaded worker, here by turns; `is_use_additional_prompts`; queues of environments.
     """
     rules = Rules(
         budget=partial(samplers.prompts_of_steps, ratio=async_generation_ratio),
         ready=partial(samplers.oldest_steps, ratio=async_generation_ratio),
         stamp=synced,
-        evict=partial(samplers.began_before, ratio=async_generation_ratio),
     )
     return System(
         pipeline=partial(buffered, rules=rules),

@@ -46,6 +46,7 @@ class Stream:
     noted_version: int = 0
     now_s: float = 0.0
     unfinished: int = 0
+    scoring: int = 0
     group_size: int = 1
     run: Any = field(
         default_factory=lambda: SimpleNamespace(steps=10**6, dispatcher=SimpleNamespace(active=[0]))
@@ -348,16 +349,8 @@ def drive_roll(
                 stream.remove(numbers(ours))
                 if not starts():
                     return
-                gone = [
-                    number
-                    for number, stamp in stream.running.items()
-                    if samplers.began_before(stream, stamp, **rule)
-                ]
-                if not tally.same("abort", sorted(real.collect_garbage()), gone):
+                if not tally.same("abort", real.collect_garbage(), []):
                     return
-                for number in gone:
-                    del stream.running[number]
-                stream.dropped += len(gone)
                 if ratio and not starts():
                     return
                 real.advance(batch)

@@ -123,7 +123,7 @@ class GroupStream:
         most = (run.steps + FURTHEST_AHEAD) * run.workload.batch_groups
         first = room = self._checked_room(self._room)
         while room > 0 and (self._in_line or not run.workload.ended):
-            if self.submitted - start > most and (room >= first or room > most):
+            if self.submitted - start > most and (room >= first or room > FURTHEST_AHEAD * most):
                 raise InputError(
                     f"{self._words}: it goes on after {self.submitted - start} groups at once, and {run.steps} updates train "
                     f"{run.steps * run.workload.batch_groups}; let the room fall with each group, such as "

@@ -149,7 +149,7 @@ def test_slime_syncs_after_every_second_update():
 
 
 def test_slimes_pool_is_looked_at_every_second_and_aborted_groups_go_on_before_new_ones():
-    """Three at once, batches of one. Group 2 ends at 7 and trains until 27. Group 1 is aborted then, after the pass until 28; the
+    """Three at once, batches of one. Group 2 ends at 7 and trains until 27. Group 1 is aborted after the pass until 28; the
     pool sends it again at once, and it goes on at 30, after the load of two seconds."""
     run = counted(
         "slime_fully_async",
@@ -222,7 +222,7 @@ def test_roll_waits_for_the_oldest_step_and_starts_a_batch_with_each_step():
 
 
 def test_roll_with_half_a_batch_ahead_takes_half_a_batch_of_the_step_before():
-    """Six prompts at first, four of which train. Step 1 takes the two others, one of which ends at 100, and the first two of its
+    """Six prompts at first, four of which train. Step 1 takes the two others, one of which ends at 100, and two of its
     own four, which end at 41."""
     run = counted(
         "roll_async",

@@ -70,11 +70,21 @@ def one_batch_ahead(stream: GroupStream) -> int:
     return (stream.updates + 1) * stream.batch - stream.kept
 
 
+def engines(stream: GroupStream) -> int:
+    """Return the number of workers that are there."""
+    return max(len(stream.run.dispatcher.active), 1)
+
+
+def semaphore(stream: GroupStream, *, per_engine: int) -> None:
+    """Let at most `per_engine` responses an engine be in flight."""
+    stream.run.dispatcher.limit(per_engine * engines(stream))
+
+
 def pool(stream: GroupStream, *, per_engine: int, poll_s: float) -> int:
     """Return the room in a pool of `per_engine` groups an engine that is looked at every `poll_s`
     seconds; none while as many finished groups wait beyond the next batch."""
     looks = math.ceil(round(stream.now_s / poll_s, 9))
-    most = per_engine * max(len(stream.run.dispatcher.active), 1)
+    most = per_engine * engines(stream)
     due = looks * poll_s <= stream.now_s + 1e-9
     if due and len(stream.buffer) - stream.batch < most:
         return most - len(stream.running)

@@ -242,10 +242,10 @@ class GroupStream:
         self.admit()
 
     def take_back(self) -> None:
-        """Abort all running groups. They go on before new groups, with the tokens that they
-        have."""
-        at_workers = [group for group in self._at_workers.values() if not group.over.triggered]
-        self.run.dispatcher.withdraw_groups(at_workers)
+        """Abort running groups that have requests at workers. They go on before new groups, with the
+        tokens that they have."""
+        dispatcher, groups = self.run.dispatcher, self._at_workers.values()
+        dispatcher.withdraw_groups([group for group in groups if dispatcher.started(group.samples)])
 
     def take(self, groups: list[Finished]) -> list[Rollout]:
         """Take groups out of the buffer. Return their responses."""

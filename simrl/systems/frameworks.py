@@ -276,14 +276,17 @@ def slime_fully_async(
     """A pool of groups always runs; the first batch to finish trains; a weight sync aborts what runs, which goes on later.
 
     As `fully_async_rollout` of THUDM/slime@624b824. Every second, groups start until `sglang_server_concurrency` times the
-    number of engines run; none while as many finished ones wait beyond the next batch. After every
-    `update_weights_interval`-th update the trainer waits until the next batch is finished, then aborts all running
-    requests, and the workers load. At the next full second the aborted groups start first: finished responses are kept, and
-    aborted ones go on from their tokens, which are prefilled again. Staleness is not bounded.
-    Not modelled: the limit of requests in flight at the client, which is the pool's number, but of single responses.
+    number of engines run; none while as many finished ones wait beyond the next batch. No more responses than groups are in
+    flight; the others wait, in the order of submission. After every `update_weights_interval`-th update the trainer waits until
+    the next batch is finished, then aborts all requests in flight, and the workers load. From the next full second on, the
+    aborted groups start first: finished responses are kept, and aborted ones go on from their tokens, which are prefilled again
+    (so its code; a generate function of a user's own may start over). Staleness is not bounded.
+    Not modelled: the waiting responses of an aborted group end before it starts again; here they are aborted with it.
     """
     rules = Rules(
         budget=partial(samplers.pool, per_engine=sglang_server_concurrency, poll_s=1.0),
+        by_response=True,
+        begin=partial(samplers.semaphore, per_engine=sglang_server_concurrency),
         ready=finished_first,
         updates_per_sync=update_weights_interval,
         sync_after="ready",

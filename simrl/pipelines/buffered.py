@@ -47,6 +47,9 @@ class Rules:
     If the trainer is on the workers' GPUs, it `sleeps`: what runs is taken back before an update, and
     goes on at the same workers once they have loaded. `at_sync` is called when a sync begins.
 
+    `retries`: what is dropped at a pull begins again, before new groups. `takes_back`: running
+    groups are aborted before the workers load, and go on by the budget, before new groups.
+
     `ahead` batches may be taken before the trainer is free. The buffer is looked at when a group is
     finished, or every `poll_s` seconds from the first look for an update on. `begin` starts what
     else the system needs, such as a controller of its concurrency.
@@ -67,6 +70,8 @@ class Rules:
     overlaps: bool = False
     sleeps: bool = False
     at_sync: Callable[[GroupStream], object] = lambda stream: None
+    retries: bool = False
+    takes_back: bool = False
     ahead: int = 0
     poll_s: float = 0.0
     begin: Callable[[GroupStream], object] = lambda stream: None
@@ -91,6 +96,7 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
             run.pool.rule.waited(run.env.now - looked_s, missing)
         rollouts = stream.take_batch(groups)
         _evict(stream, rules, "pull")
+        stream.admit()
         update = _update(stream, rules, rollouts, number, updates[-1] if updates else None)
         if not rules.ahead:
             yield from update
@@ -104,7 +110,7 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
 def _look(stream: GroupStream, rules: Rules) -> list[Finished] | None:
     """Drop what is stale in the buffer. Return the groups of the next update, or None."""
     if (stale := rules.stale) is not None and rules.drop_at != "finish":
-        stream.drop([group for group in stream.buffer if stale(stream, group)])
+        stream.drop([group for group in stream.buffer if stale(stream, group)], rules.retries)
     return rules.ready(stream)
 
 
@@ -141,10 +147,9 @@ def until_next(waited_s: float, poll_s: float) -> float:
 
 
 def _evict(stream: GroupStream, rules: Rules, moment: Literal["pull", "sync"]) -> None:
-    """Evict what has become stale while it runs, if this is the moment for it, and refill."""
+    """Evict what has become stale while it runs, if this is the moment for it."""
     if (evict := rules.evict) is not None and rules.evict_at == moment:
         stream.evict([number for number, stamp in stream.running.items() if evict(stream, stamp)])
-        stream.admit()
 
 
 def _update(
@@ -170,7 +175,8 @@ def _update(
 def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     """Bring the newest weights to all workers."""
     rules.at_sync(stream)
-    while rules.sync_after == "ready" and _look(stream, rules) is None:
+    last = stream.updates == stream.run.steps
+    while rules.sync_after == "ready" and not last and _look(stream, rules) is None:
         yield stream.news_for_update()
     if rules.sync_after in ("generated", "scored") or not rules.admits:
         stream.pause()
@@ -179,6 +185,8 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     while rules.sync_after == "scored" and stream.running:
         yield stream.news()
     _evict(stream, rules, "sync")
+    if rules.takes_back:
+        stream.take_back()
     pool = stream.run.pool
     lends = pool is not None and pool.rule is not None and _lends(stream, rules, pool.rule)
     if lends:
@@ -195,5 +203,4 @@ def _sync(stream: GroupStream, rules: Rules) -> simpy.events.ProcessGenerator:
     stream.noted_version = stream.version
     stream.syncs += 1
     stream.wake()
-    if rules.overlaps or not rules.admits or lends:
-        stream.resume()
+    stream.resume()

@@ -1,7 +1,7 @@
 """Streaming: groups go in one by one while a rule has room for more, and come out into a buffer
 that the trainer takes from.
 
-Invariant: submitted = running + buffered + taken + dropped, in groups, at every moment; a group
+Invariant: submitted = in line + running + buffered + taken + dropped, in groups, at every moment; a group
 runs until its last response is scored or it is evicted, and is taken or dropped once. What is
 counted, and what bounds it, is a rule of the system (`simrl.pipelines.words`,
 `simrl.pipelines.laminar`); a group that was submitted and dropped leaves its room as it was.
@@ -10,6 +10,7 @@ counted, and what bounds it, is a rule of the system (`simrl.pipelines.words`,
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
@@ -76,10 +77,14 @@ class GroupStream:
         self._stamp = stamp or (lambda: run.trainer.version)
         self._at_workers: dict[int, GroupRun] = {}
         self._evicted: set[int] = set()
-        self._asleep: dict[int, list[Rollout]] = {}  # what was taken back, by number
-        self._done: dict[int, list[Rollout]] = {}  # finished responses of groups that went on
+        # groups that begin next, before new ones: number and what they have
+        self._in_line: deque[tuple[int, list[Rollout]]] = deque()
+        self._finished: dict[int, list[Rollout]] = {}  # of running groups that were taken back
+        self._sleeps = False  # from `sleep` to `wake`
+        self._asleep: dict[int, list[Rollout]] = {}  # what was taken back meanwhile, by number
         self._again_s = math.inf  # when the budget is looked at again
         self.paused = False  # whether no group may begin
+        self.unfinished = 0  # responses of running groups, where they are followed
         self.by_response = False  # whether `room` changes whenever a response ends
         # called then, before `room`, with whether the response is done; and after `admit`
         self.on_response: Callable[[bool], object] = lambda done: None
@@ -102,6 +107,11 @@ class GroupStream:
         return self.run.env.now
 
     @property
+    def scoring(self) -> int:
+        """Running groups whose responses have all ended."""
+        return sum(group.over.triggered for group in self._at_workers.values())
+
+    @property
     def kept(self) -> int:
         """Groups that were submitted and not dropped: what a rule of staleness counts."""
         return self.submitted - self.dropped
@@ -114,29 +124,34 @@ class GroupStream:
         run, start = self.run, self.submitted
         most = (run.steps + FURTHEST_AHEAD) * run.workload.batch_groups
         first = room = self._checked_room(self._room)
-        while room > 0 and not run.workload.ended:
-            if self.submitted - start > most and (room >= first or room > most):
+        while room > 0 and (self._in_line or not run.workload.ended):
+            if self.submitted - start > most and (room >= first or room > FURTHEST_AHEAD * most):
                 raise InputError(
                     f"{self._words}: it goes on after {self.submitted - start} groups at once, and {run.steps} updates train "
                     f"{run.steps * run.workload.batch_groups}; let the room fall with each group, such as "
                     "(version + 1 + ahead) * batch - GroupStream.kept"
                 )
-            number, group = self._next()
-            self._follow(number, self._at_work(group))
+            number, rollouts = self._next()
+            self._follow(number, self._at_work(self._left(number, rollouts)))
             room = self._checked_room(self._room)
         self.on_admitted()
 
-    def _at_work(self, group: Group) -> GroupRun:
-        """Submit a group."""
+    def _at_work(self, rollouts: list[Rollout]) -> GroupRun:
+        """Submit a group, which goes on from what it has."""
+        group = [rollout.sample for rollout in rollouts]
+        partials = [rollout if rollout.segments else None for rollout in rollouts]
         if not self.by_response:
-            return self.run.dispatcher.submit_groups([group])[0]
-        env, ends = self.run.env, self.run.dispatcher.submit(group)
+            return self.run.dispatcher.submit_groups([group], [partials])[0]
+        env, ends = self.run.env, self.run.dispatcher.submit(group, partials)
+        self.unfinished += len(ends)
+        over = gather(env, ends)  # triggered before its last response is noted
         for end in ends:
             on_fire(end, self._response_ended)
-        return GroupRun(group, [None] * len(group), None, env.event(), gather(env, ends))
+        return GroupRun(group, partials, None, env.event(), over)
 
     def _response_ended(self, end: Any) -> None:
         if end.ok:  # a failure reaches the run through the group
+            self.unfinished -= 1
             self.on_response(end.value.done)
             self.admit()
 
@@ -187,25 +202,25 @@ class GroupStream:
 
     def submit(self, to: int) -> list[tuple[Sample, simpy.Event]]:
         """Submit the next group to one worker. Return its samples with their dispatcher events."""
-        number, group = self._next()
+        number, rollouts = self._next()
+        group = [rollout.sample for rollout in rollouts]
         ends = self.run.dispatcher.submit(group, to=[to] * len(group))
         on_fire(gather(self.run.env, ends), partial(self._ended, number))
         return list(zip(group, ends, strict=True))
 
-    def _next(self) -> tuple[int, Group]:
-        """Return the next group, which runs from now on, and its number."""
-        number = self.submitted
-        [group] = self.run.workload.next_groups(1)
+    def _line_up(self, group: Group) -> None:
+        """Let a group begin next."""
+        self._in_line.append((self.submitted, [Rollout(sample, (), False) for sample in group]))
         self.submitted += 1
+
+    def _next(self) -> tuple[int, list[Rollout]]:
+        """Return the group that runs from now on: its number, and what its samples have."""
+        if not self._in_line:
+            self._line_up(*self.run.workload.next_groups(1))
+        number, rollouts = self._in_line.popleft()
         self._generating += 1
         self.running[number] = self._stamp()
-        return number, group
-
-    def take(self, groups: list[Finished]) -> list[Rollout]:
-        """Take groups out of the buffer. Return their responses."""
-        gone = {group.number for group in groups}
-        self.buffer = [group for group in self.buffer if group.number not in gone]
-        return [rollout for group in groups for rollout in group.rollouts]
+        return number, rollouts
 
     def take_batch(self, groups: list[Finished]) -> list[Rollout]:
         """Take the groups of an update. Return their responses."""
@@ -229,6 +244,7 @@ class GroupStream:
         """Take what runs back from the workers, with its tokens, and let no group begin, until
         `wake`. Return an event that fires when nothing is there."""
         self.pause()
+        self._sleeps = True
         out = [group for group in self._at_workers.values() if not group.over.triggered]
         if out:
             self.run.dispatcher.withdraw_groups(out)
@@ -236,12 +252,10 @@ class GroupStream:
 
     def wake(self) -> None:
         """Let what was taken back go on, each response at its worker."""
+        self._sleeps = False
         if not self._asleep:
             return
-        left = []
-        for number, rollouts in self._asleep.items():
-            self._done[number] = [rollout for rollout in rollouts if rollout.done]
-            left.append([rollout for rollout in rollouts if not rollout.done])
+        left = [self._left(number, rollouts) for number, rollouts in self._asleep.items()]
         begun = [[rollout if rollout.segments else None for rollout in group] for group in left]
         lanes = [rollout and rollout.segments[-1].worker for group in begun for rollout in group]
         runs = self.run.dispatcher.submit_groups(
@@ -253,15 +267,35 @@ class GroupStream:
             self._follow(number, at_workers)
         self._asleep = {}
 
+    def _left(self, number: int, rollouts: list[Rollout]) -> list[Rollout]:
+        """Return the responses of a group that are not finished; the others wait for them."""
+        self._finished[number] = [rollout for rollout in rollouts if rollout.done]
+        return [rollout for rollout in rollouts if not rollout.done]
+
     def _follow(self, number: int, at_workers: GroupRun) -> None:
         self._at_workers[number] = at_workers
         on_fire(at_workers.over, partial(self._ended, number))
 
-    def drop(self, groups: list[Finished]) -> None:
+    def take_back(self) -> None:
+        """Abort running groups that have requests at workers. They go on before new groups, with the
+        tokens that they have."""
+        dispatcher, groups = self.run.dispatcher, self._at_workers.values()
+        dispatcher.withdraw_groups([group for group in groups if dispatcher.started(group.samples)])
+
+    def take(self, groups: list[Finished]) -> list[Rollout]:
+        """Take groups out of the buffer. Return their responses."""
+        gone = {group.number for group in groups}
+        self.buffer = [group for group in self.buffer if group.number not in gone]
+        return [rollout for group in groups for rollout in group.rollouts]
+
+    def drop(self, groups: list[Finished], retry: bool = False) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their
-        place."""
+        place: with `retry`, theirs first."""
         if groups:
             self._count_stale(self._drop(groups))
+        for group in groups if retry else []:
+            samples = [self.run.workload.again(rollout.sample) for rollout in group.rollouts]
+            self._line_up(samples)
         self.admit()
 
     def _drop(self, groups: list[Finished]) -> int:
@@ -329,7 +363,7 @@ class GroupStream:
     def news_for_update(self) -> simpy.Event:
         """Return `news` for the next update. Raises `StoppedError` if none will come: the trace has
         ended."""
-        if self.run.workload.ended and not self.running:
+        if self.run.workload.ended and not self.running and not self._in_line:
             raise StoppedError(
                 f"the trace ended after {self.version} of {self.run.steps} updates: the next has {len(self.buffer)} of "
                 f"{self.batch} groups (dropped: {self.dropped}); give the trace more groups, or ask for fewer steps"
@@ -343,17 +377,22 @@ class GroupStream:
     def _ended(self, number: int, ended: Any) -> None:
         if not ended.ok:
             raise ended.value  # a worker that died, or its engine's error
-        rollouts = ended.value
-        if done := self._done.pop(number, None):
-            rollouts = sorted([*done, *rollouts], key=lambda rollout: rollout.sample.uid)
-        if number not in self._evicted and not all(rollout.done for rollout in rollouts):
-            self._asleep[number] = rollouts  # taken back
+        rollouts = [*self._finished.pop(number, []), *ended.value]
+        rollouts.sort(key=lambda rollout: rollout.sample.uid)
+        is_evicted = number in self._evicted
+        is_done = all(rollout.done for rollout in rollouts)
+        if self._sleeps and not is_evicted and not is_done:
+            self._asleep[number] = rollouts
             return
         self._generating -= 1
         if not self._generating:
             self._drained.fire()
-        if number in self._evicted:
+        if is_evicted:
             self._gone(number, rollouts)
+        elif not is_done:  # taken back
+            del self.running[number], self._at_workers[number]
+            self._in_line.append((number, rollouts))
+            self.admit()
         else:
             on_fire(self.run.rewarder.score(rollouts), partial(self._scored, number))
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from simrl.dispatch.histopipe import HistoPipe
 from simrl.dispatch.placement import least_requests
@@ -21,6 +21,7 @@ from simrl.pipelines.buffered import Rules, buffered
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.histopipe import histopipe as histopipe_pipeline
 from simrl.pipelines.laminar import laminar as laminar_pipeline
+from simrl.pipelines.samplers import two_then_in_order
 from simrl.pipelines.words import (
     batches_ahead,
     finished_first,
@@ -41,6 +42,8 @@ from simrl.systems.system import (
     Version,
     recipe,
 )
+
+NemoVersion = Annotated[Literal["0.7", "main"], BeforeValidator(str)]  # YAML reads a number
 
 
 @recipe(*OWN_GPUS, "dispatch", *GROUPS, dispatch=None)
@@ -321,20 +324,29 @@ def verl_fully_async(
 
 
 @recipe(*OWN_GPUS, "dispatch", dispatch="round_robin")
-def nemo_rl_async(max_age: Count = 1, in_flight: bool = True, recompute_kv: bool = False) -> System:
+def nemo_rl_async(
+    max_age: Count = 1,
+    in_flight: bool = True,
+    recompute_kv: bool = False,
+    version: NemoVersion = "0.7",
+) -> System:
     """Each group is generated for one update, at most `max_age` versions ahead; the update waits for all of its groups.
 
     Under version v, groups are submitted for the updates up to v + `max_age` (`max_trajectory_age_steps`), in order, and no
     more than `max_age` batches of them run at once. The update of version v trains the batch of groups that was generated for
     it, once the last of them is scored. Then all workers load the new weights; no group begins meanwhile. Running responses
     continue with their KV cache (`in_flight`, as `in_flight_weight_updates`), after recomputing it (`recompute_kv`), or end
-    before the load (`in_flight=False`).
-    Not modelled: nothing that the rule mentions is left out.
+    before the load (`in_flight=False`). Since July 2026 (`version="main"`; NVIDIA-NeMo/RL@7ea279a), all batches that may be
+    submitted run at once, and the first update waits until the second's batch is complete, too.
+    Not modelled: the polls of trainer and collector, every 0.5 or 1 s.
     """
+    at_once, ready = max_age, next_in_order
+    if version == "main":
+        at_once, ready = max_age + 1, two_then_in_order
     running: LoadMode = "drain" if not in_flight else "recompute" if recompute_kv else "keep"
     rules = Rules(
-        budget=partial(batches_ahead, ahead=max_age, at_once=max_age),
-        ready=next_in_order,
+        budget=partial(batches_ahead, ahead=max_age, at_once=at_once),
+        ready=ready,
         admits=False,
     )
     return System(

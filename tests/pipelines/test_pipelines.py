@@ -43,7 +43,8 @@ from tests.helpers import (
     watch,
 )
 
-EVERY_RECIPE = [(name, {}) for name in RECIPES.own]
+SMALL = {"slime_fully_async": {"sglang_server_concurrency": 4}}  # groups and responses an engine
+EVERY_RECIPE = [(name, SMALL.get(name, {})) for name in RECIPES.own]
 ABLATIONS = [
     ("verl_colocated", {"dispatch": "even_split", "minibatches": 2, "log_probs": 0}),
     ("split", {"dispatch": "round_robin"}),

@@ -39,6 +39,7 @@ from simrl.trace.validate import shown as shortened
 T = TypeVar("T")
 
 INT32_MAX = 2**31 - 1
+VERSION = re.compile(r"[0-9]{1,9}")  # of weights; SGLang's default one is a word
 MOST_VALUES = 10_000_000  # of a JSON object, by its brackets and commas: each takes some 70 bytes
 FLOAT32_MAX = 3.4028234e38
 DROPPED = "records were left out"
@@ -283,9 +284,9 @@ def drop(left_out: Counter[str], error: Exception, path: Path) -> None:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file holds."""
-    return json_object(b"".join(line for _, line in numbered_lines(path, mode="rb")), str(path))
+def read_json(path: Path) -> Any:
+    """Return the JSON value that a file holds."""
+    return json_value(b"".join(line for _, line in numbered_lines(path, mode="rb")), str(path))
 
 
 def json_object(raw: bytes, place: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import pandas as pd
@@ -35,8 +35,6 @@ from simrl.files import read_parquet, require_no_device
 from simrl.trace.importers.tokens import ASSUMED, HOW_TO_COUNT
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.trace.validate import shown as shortened
-
-T = TypeVar("T")
 
 INT32_MAX = 2**31 - 1
 VERSION = re.compile(r"[0-9]{1,9}")  # of weights; SGLang's default one is a word
@@ -184,13 +182,6 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 # Reading files
-
-
-def batches(items: Iterable[T]) -> Iterator[list[T]]:
-    """Yield the items in lists of `BATCH`, the last one shorter."""
-    rest = iter(items)
-    while batch := list(islice(rest, BATCH)):
-        yield batch
 
 
 def existing(path: str | Path) -> Path:

@@ -378,7 +378,8 @@ def table_rows(
     tags. `noted` counts the responses that look like an agent's, and the tokens after last turns.
     """
     prompt_tokens: dict[str, int] = {}
-    for batch in rows.batches(placed):
+    rest = iter(placed)
+    while batch := list(islice(rest, rows.BATCH)):
         every = [
             {
                 ours: read(row, columns[ours], place)

@@ -71,12 +71,18 @@ def bandit_rule(parameters: BegMab) -> BanditRule:
     return BanditRule(parameters.epsilon, thresholds, group_first, group_arms, window_of)
 
 
-def bandit_states(rule: BanditRule, window: int, rows: int) -> BanditState:
-    """Return a state for each of some engines, arrays with a leading axis of `rows`: with nothing
-    learnt and nothing drawn; `window` is `BegMab.window`."""
+def bandit_state(rule: BanditRule, window: int) -> BanditState:
+    """Return the state with nothing learnt and nothing drawn; `window` is `BegMab.window`."""
     windows = int((rule.window_of >= 0).sum())
-    rewards = np.zeros((rows, windows, window))
-    return BanditState(rewards, rewards.copy(), np.zeros((rows, 2, windows + 1), dtype=np.int64))
+    rewards = np.zeros((windows, window))
+    return BanditState(rewards, rewards.copy(), np.zeros((2, windows + 1), dtype=np.int64))
+
+
+def bandit_states(rule: BanditRule, window: int, rows: int) -> BanditState:
+    """Return `bandit_state` for each of some engines: arrays with a leading axis of `rows`."""
+    one = bandit_state(rule, window)
+    rewards = np.stack([one.arrived] * rows)
+    return BanditState(rewards, rewards.copy(), np.stack([one.counts] * rows))
 
 
 @kernel

@@ -278,11 +278,12 @@ def _common(ids: Ints32, first: Ints, old: Ints) -> Ints:
 
 
 class WholeResponseRuns(NamedTuple):
-    """SPEC-RL on recorded responses: arrays (rows,), in tokens; 0 where a row has no old
-    response."""
+    """SPEC-RL on recorded responses: arrays (rows,), the first two in tokens; all are 0 where a row
+    has no old response."""
 
     old_tokens: Ints  # to verify in one pass
     accepted: Ints  # from the beginning; the response goes on after them
+    epochs_ago: Ints  # how many epochs before the old response was generated
 
 
 def whole_response_runs(trace: Trace) -> WholeResponseRuns:
@@ -302,5 +303,7 @@ def whole_response_runs(trace: Trace) -> WholeResponseRuns:
         & (epoch[after] > epoch[before])
     )
     old[after[same]] = before[same]
-    lengths = np.where(old >= 0, np.diff(first)[old], 0)
-    return WholeResponseRuns(lengths, _common(ids, first, old))
+    lengths, ago = (
+        np.where(old >= 0, values, 0) for values in (np.diff(first)[old], epoch - epoch[old])
+    )
+    return WholeResponseRuns(lengths, _common(ids, first, old), ago)

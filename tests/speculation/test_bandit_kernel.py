@@ -5,14 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.speculation.bandit import (
-    BanditState,
-    bandit_rule,
-    bandit_states,
-    choose,
-    observe,
-    value,
-)
+from simrl.speculation.bandit import bandit_rule, bandit_state, choose, observe, value
 from simrl.speculation.choices import BegMab, Strategy
 from simrl.speculation.draws import uniform
 from tests.helpers import examples
@@ -65,7 +58,7 @@ def parameters(**changes: object) -> BegMab:
 
 def kernel(settings: BegMab):
     rule = bandit_rule(settings)
-    return rule, BanditState(*(column[0] for column in bandit_states(rule, settings.window, 1)))
+    return rule, bandit_state(rule, settings.window)
 
 
 def passes(number: int, seed: int = 7):

@@ -2,7 +2,7 @@
 for another reason (exit code 1). Any other exception is a bug and shows its traceback."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from operator import ne
 
@@ -68,11 +68,13 @@ def broken(*rules: tuple[object, str]) -> str:
     return next((words for is_broken, words in rules if is_broken), "")
 
 
-def refuse(*rules: tuple[object, str], cause: str = "") -> None:
+def refuse(
+    *rules: tuple[object, str], cause: str = "", error: Callable[[str], Exception] = InputError
+) -> None:
     """Raise `InputError` with the words on the first broken rule, if there is one, and the cause of
-    all of them."""
+    all of them; or the `error` that is made of the words, such as the ValueError of a validator."""
     if words := broken(*rules):
-        raise InputError(words, cause)
+        raise InputError(words, cause) if cause else error(words)
 
 
 def meant(name: object, known: Iterable[str]) -> str:

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from simrl.errors import meant
+from simrl.errors import InputError, meant
 
+M = TypeVar("M", bound=BaseModel)
 LONGEST_VALUE = 80
 MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
 _SWITCHES = {"on": True, "yes": True, "off": False, "no": False}
@@ -121,6 +122,15 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
     if first["type"] == "model_type":
         return key, f"{key or name}{value}; it has the keys {', '.join(owner.model_fields)}"
     return key, f"{key}{value}: {right(first)}" if key else right(first)
+
+
+def validated(model: type[M], data: object, place: str, name: str, remedy: str = "") -> M:
+    """Return data as a model, which messages call `name`. Raise `InputError` with the place, what
+    `explain` says, and the remedy."""
+    try:
+        return model.model_validate(data)
+    except ValidationError as error:
+        raise InputError(f"{place}: {explain(error, model, name)[1]}{remedy}") from error
 
 
 def call_error(error: ValidationError, known: Iterable[str]) -> str:

@@ -170,15 +170,10 @@ def _by_response(measured: MeasuredDrafts) -> dict[str, Any]:
         "speculation_rate": {f"p{p}": float(np.percentile(rates, p)) for p in (10, 50, 90)},
         "accept_length": {f"p{p}": float(np.percentile(lengths, p)) for p in (10, 50, 90)},
         "longest_tenth": _rates(measured.passes.of(longest)),
-        "speculation_rate_histogram": _records(
+        "speculation_rate_histogram": pd.DataFrame(
             {"from": edges[:-1], "to": edges[1:], "responses": counts}
-        ),
+        ).to_dict("records"),
     }
-
-
-def _records(columns: dict[str, Any]) -> list[Any]:
-    """Return a dictionary for each row of the columns."""
-    return pd.DataFrame(columns).to_dict("records")
 
 
 def _hit_lengths(hits: Ints) -> list[Any]:
@@ -188,7 +183,7 @@ def _hit_lengths(hits: Ints) -> list[Any]:
     bucket = np.ceil(np.log2(hits)).astype(np.int64)
     number, tokens = np.bincount(bucket), np.bincount(bucket, weights=hits)
     to_tokens = 2 ** np.arange(len(number))
-    return _records(
+    columns = pd.DataFrame(
         {
             "from_tokens": to_tokens // 2 + 1,
             "to_tokens": to_tokens,
@@ -197,6 +192,7 @@ def _hit_lengths(hits: Ints) -> list[Any]:
             "share_of_tokens": tokens / tokens.sum(),
         }
     )
+    return columns.to_dict("records")
 
 
 def _sequences_that_fit(profile: TableProfile, kv_tokens: float) -> float:

@@ -72,6 +72,7 @@ def copy_example(
     replaced."""
     from simrl.files import write_whole_file
     from simrl.profile.shipped import ROOT
+    from simrl.show.text import say
 
     known = shipped_examples()
     if name is not None and name not in known:
@@ -91,12 +92,10 @@ def copy_example(
             with write_whole_file(folder / file) as temporary:
                 temporary.write_bytes((ROOT / file).read_bytes())
 
-    def show(written: Any, console: Console) -> None:
-        for path in written["files"]:
-            console.print(f"Written: {path}", soft_wrap=True, highlight=False)
-        here = "" if folder == Path() else f"cd {folder}; "
-        console.print(f"Next:  {here}{chosen[0].command}", soft_wrap=True, highlight=False)
-
+    written, command = [str(folder / file) for file in files], chosen[0].command
+    here = "" if folder == Path() else f"cd {folder}; "
+    lines = [*(f"Written: {path}" for path in written), f"Next:  {here}{command}"]
     return DataView(
-        {"files": [str(folder / file) for file in files], "command": chosen[0].command}, show
+        {"files": written, "command": command},
+        lambda _, console: say(console, *lines, soft_wrap=True),
     )

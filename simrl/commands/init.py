@@ -14,8 +14,6 @@ from simrl.errors import InputError, choose, refuse
 from simrl.scenario.yaml_text import parse_override
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from simrl.launch.settings import Launch
     from simrl.launch.translate import Translation
 
@@ -72,6 +70,7 @@ def init(
     from simrl.launch.translate import translate
     from simrl.profile.hardware import gpu as gpu_named
     from simrl.scenario.load import ScenarioFile
+    from simrl.show.text import say
 
     fields: dict[str, Any] = {
         "model": model,
@@ -125,9 +124,6 @@ def init(
     first = "" if fits else "change what the last note names, then  "
     notes = [f"Written: {', '.join(map(str, files))}", f"Next:  {first}simrl {aim} {path}{varied}"]
 
-    def show(data: Any, console: Console) -> None:
-        console.print(_text(translation, lists), soft_wrap=True, highlight=False, markup=False)
-
     rows = [key._asdict() for key in translation.keys]
     assumed, changed = (
         [one._asdict() for one in part] for part in (translation.assumed, translation.changed)
@@ -140,7 +136,10 @@ def init(
         "assumed": assumed,
         "notes": translation.notes,
     }
-    return DataView(data, show, "init", rows, notes=notes)
+    text = _text(translation, lists)
+    return DataView(
+        data, lambda _, console: say(console, text, soft_wrap=True), "init", rows, notes=notes
+    )
 
 
 def _asked(fields: dict[str, Any]) -> tuple[Launch, str]:

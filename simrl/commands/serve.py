@@ -191,7 +191,9 @@ class _Source:
         self._path, self._overrides, self._inputs = path, overrides, inputs
         self._one_at_a_time = threading.Lock()
         self._kept = lru_cache(maxsize=64)(self._simulated)
-        self._drawn = lru_cache(maxsize=64)(self._timeline)
+        self._drawn = lru_cache(maxsize=64)(
+            lambda choice, name: self._kept(choice).compared.timeline(name, steps=2)._repr_png_()
+        )
 
     def first_choice(self) -> Choice:
         """Return the choice that the file makes."""
@@ -215,9 +217,6 @@ class _Source:
         simulated."""
         with self._one_at_a_time:
             return self._drawn(choice, name)
-
-    def _timeline(self, choice: Choice, name: str) -> bytes:
-        return self._kept(choice).compared.timeline(name, steps=2)._repr_png_()
 
     def _file(self, settings: Sequence[str]) -> ScenarioFile:
         from simrl.scenario.load import ScenarioFile, override

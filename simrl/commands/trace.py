@@ -17,7 +17,7 @@ from simrl.errors import InputError, meant, refuse
 from simrl.extensions import Extended, checked
 from simrl.scenario.yaml_text import parse_override, read_yaml
 from simrl.trace.importers.sources import known_sources
-from simrl.validation import MOST_SEED, explain
+from simrl.validation import MOST_SEED, explain, validated
 
 if TYPE_CHECKING:
     from simrl.trace.tools import Tool
@@ -297,12 +297,8 @@ def _tools(path: Path) -> dict[str, Tool]:
     """Return the tools of a YAML file."""
     from simrl.trace.tools import ToolFile
 
-    try:
-        return ToolFile.model_validate(
-            read_yaml(path, str(path), "a file of tools", ToolFile.model_fields)
-        ).tools
-    except ValidationError as error:
-        raise InputError(f"{path}: {explain(error, ToolFile, 'a file of tools')[1]}") from error
+    data = read_yaml(path, str(path), "a file of tools", ToolFile.model_fields)
+    return validated(ToolFile, data, str(path), "a file of tools").tools
 
 
 def _given(options: Mapping[str, Any]) -> dict[str, Any]:

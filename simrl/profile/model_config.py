@@ -13,7 +13,7 @@ from collections import UserDict
 from pathlib import Path
 from typing import Any
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.validation import shortened
 
 # The fields of a shape, and their keys in a config.json.
@@ -110,12 +110,16 @@ def fields_of_config(raw: Config, path: Path) -> Config:
     for key, plain in {**_NOT_MODELLED, "num_layers": layers}.items():
         if config.get(key) not in (plain, None):
             raise _not_modelled(path, key, config[key])
-    if len(set(config.get("attn_type_list") or [])) > 1:
-        raise InputError(
-            f"{path}: attn_type_list has several kinds, which are not modelled; name a model without it"
-        )
-    if isinstance(layers, int) and layers > MOST_LAYERS:
-        raise InputError(f"{path}: num_hidden_layers is {layers}; it must be at most {MOST_LAYERS}")
+    refuse(
+        (
+            len(set(config.get("attn_type_list") or [])) > 1,
+            f"{path}: attn_type_list has several kinds, which are not modelled; name a model without it",
+        ),
+        (
+            isinstance(layers, int) and layers > MOST_LAYERS,
+            f"{path}: num_hidden_layers is {layers}; it must be at most {MOST_LAYERS}",
+        ),
+    )
     fields = _fields(config, name, path)
     words = [
         f"the {key.removesuffix('_config')} part: its weights and time are left out, "

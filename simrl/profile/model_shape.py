@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from simrl.errors import InputError, broken, choose, first_line
+from simrl.errors import InputError, choose, first_line, refuse
 from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, left_out
 from simrl.validation import explain
 
@@ -74,7 +74,7 @@ class ModelShape(BaseModel, frozen=True, extra="forbid"):
 
     @model_validator(mode="after")
     def _check(self) -> ModelShape:
-        if wrong := broken(
+        refuse(
             (
                 self.experts
                 and not (0 < self.experts_per_token <= self.experts and self.moe_intermediate > 0),
@@ -103,8 +103,8 @@ class ModelShape(BaseModel, frozen=True, extra="forbid"):
                 or max(self.mlp_layers, self.dense_layers) > self.layers,
                 f"more layers of a kind than the {self.layers} layers",
             ),
-        ):
-            raise ValueError(wrong)
+            error=ValueError,
+        )
         return self
 
     @property

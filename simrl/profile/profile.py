@@ -27,7 +27,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from simrl.errors import InputError, first_line, meant
+from simrl.errors import InputError, first_line, meant, refuse
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.profile.compiled import inlined, lean, lean_kernel
 from simrl.profile.interpolation import Floats as Floats
@@ -541,15 +541,17 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
             )
         ticks = [np.unique(place) for place in places]
         shape = [len(t) for t in ticks]
-        if math.prod(shape) > MOST_HOLES * seconds.size:
-            raise InputError(
+        refuse(
+            (
+                math.prod(shape) > MOST_HOLES * seconds.size,
                 f"{origin}: table {name!r} has {seconds.size:,} rows for a grid of {' × '.join(map(str, shape))} points; "
-                "measure all of them, or fewer ticks"
-            )
-        if np.unique(places, axis=1).shape[1] < seconds.size:
-            raise InputError(
-                f"{origin}: table {name!r} has two rows for one point of its grid; keep one"
-            )
+                "measure all of them, or fewer ticks",
+            ),
+            (
+                np.unique(places, axis=1).shape[1] < seconds.size,
+                f"{origin}: table {name!r} has two rows for one point of its grid; keep one",
+            ),
+        )
         values = np.full(shape, np.nan)
         values[tuple(np.searchsorted(t, place) for t, place in zip(ticks, places, strict=True))] = (
             seconds
@@ -575,15 +577,15 @@ def _validate(tables: Tables, origin: str) -> None:
         values = np.asarray(getattr(tables, field))
         for axis, grid in axes.items():
             missing = grid.size == 0 and name not in OPTIONAL
-            if (
-                missing
-                or not np.isfinite(grid).all()
-                or (np.diff(grid) <= 0).any()
-                or (grid < 0).any()
-            ):
-                raise InputError(
-                    f"{origin}: table {name!r}: the ticks of {axis} must be finite, rising and not negative"
+            refuse(
+                (
+                    missing
+                    or not np.isfinite(grid).all()
+                    or (np.diff(grid) <= 0).any()
+                    or (grid < 0).any(),
+                    f"{origin}: table {name!r}: the ticks of {axis} must be finite, rising and not negative",
                 )
+            )
         if values.shape != tuple(g.size for g in axes.values()):
             raise InputError(
                 f"{origin}: table {name!r} has the shape {values.shape}, its axes give another"
@@ -597,8 +599,7 @@ def _validate(tables: Tables, origin: str) -> None:
 
         bad = ~np.isfinite(values) | (values < 0)
         if bad.any():
-            if not axes:
-                raise InputError(f"{origin}: {name} is {values} s; it must be zero or more")
+            refuse((not axes, f"{origin}: {name} is {values} s; it must be zero or more"))
             index = np.argwhere(bad)[0]
             seconds = values[tuple(index)]
             value = "a hole" if np.isnan(seconds) else f"{seconds} s"

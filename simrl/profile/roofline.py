@@ -19,7 +19,7 @@ from math import log2, sqrt
 
 import numpy as np
 
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 from simrl.profile.hardware import Gpu
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape, require_kv_heads
@@ -147,7 +147,7 @@ class Roofline:
         if not self.compute_efficiency:
             object.__setattr__(self, "compute_efficiency", PRODUCT_SHARE * self.gpu.matmul_share)
         efficiencies = ("compute_efficiency", "memory_efficiency", "link_efficiency")
-        if wrong := broken(
+        refuse(
             *(
                 (
                     not 0 < getattr(self, name) <= 1,
@@ -159,8 +159,8 @@ class Roofline:
                 self.tp < 1 or self.shape.heads % self.tp,
                 f"tp is {self.tp}; it must divide the {self.shape.heads} attention heads of {self.shape.name}",
             ),
-        ):
-            raise InputError(f"roofline: {wrong}")
+            error=lambda words: InputError(f"roofline: {words}"),
+        )
         require_kv_heads("roofline: tp", self.tp, self.shape)
         require_precision(self.precision, self.gpu, self.shape)
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import pyarrow as pa
-from pydantic import BaseModel, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, create_model
 
 from simrl.errors import InputError, refuse
-from simrl.validation import explain
+from simrl.validation import validated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -124,12 +124,7 @@ def check_metadata(metadata: Any, place: str, reported: bool = False) -> None:
             f"{place}: a result's metadata is an object with named fields; write the result again"
         )
     for model in (_ANY_RESULT, _REPORTED)[: 1 + reported]:
-        try:
-            model.model_validate(metadata)
-        except ValidationError as error:
-            raise InputError(
-                f"{place}: {explain(error, model, 'a result')[1]}; write the result again"
-            ) from error
+        validated(model, metadata, place, "a result", "; write the result again")
 
 
 def require(metadata: Mapping[str, Any], *keys: str) -> None:

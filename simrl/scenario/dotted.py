@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 
 MOST_LEVELS = 50
 MOST_REFERENCES = 500  # written in a text, and followed in its data
@@ -122,13 +122,15 @@ class References:
         value, self._followed = get(self._data, key, _NOTHING), self._followed + 1
         trail = trail if trail[-1:] == (name,) else (*trail, name)
         circle = (*trail[trail.index(key) :], key) if key in trail else ()
-        if wrong := broken(
+        refuse(
             (value is _NOTHING, f"the file has no key {key}"),
             (circle, f"its reference leads back to itself, {' → '.join(circle)}"),
             (
                 self._followed > MOST_REFERENCES,
                 f"more than {MOST_REFERENCES} references are followed",
             ),
-        ):
-            raise InputError(f"{self._place}: {name}: {wrong}; correct the reference or the key")
+            error=lambda words: InputError(
+                f"{self._place}: {name}: {words}; correct the reference or the key"
+            ),
+        )
         return self.resolved(value, key, (*trail, key), level)

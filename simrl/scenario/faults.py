@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
-from simrl.errors import broken
+from simrl.errors import refuse
 from simrl.validation import no_truth
 
 Seconds = Annotated[float, Field(ge=0, le=1e7)]  # four months
@@ -55,7 +55,7 @@ class _Fault(BaseModel):
     @model_validator(mode="after")
     def _stated_or_drawn(self) -> _Fault:
         ends_s = math.inf if self.ends_s is None else self.ends_s
-        if wrong := broken(
+        refuse(
             (
                 (self.worker is None) == (self.rate_per_hour is None),
                 "give either a worker, or rate_per_hour and duration_s for all of them",
@@ -72,8 +72,8 @@ class _Fault(BaseModel):
                 ends_s <= self.at_s,
                 f"it ends at {ends_s:g} s and begins at {self.at_s:g} s; let it end later",
             ),
-        ):
-            raise ValueError(wrong)
+            error=ValueError,
+        )
         return self
 
 

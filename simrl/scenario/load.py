@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from simrl.errors import LONGEST_NAME, InputError, meant
+from simrl.errors import LONGEST_NAME, InputError, meant, refuse
 from simrl.profile.hardware import known_gpu
 from simrl.profile.model_shape import MODELS, known_name
 from simrl.profile.shipped import SHIPPED
@@ -102,8 +102,7 @@ class ScenarioFile:
     ) -> None:
         self.path = path = Path(path)
         data = read_yaml(path, str(path), "a scenario", _KEYS) if data is None else data
-        if not data:
-            raise InputError(f"{path}: no keys; a scenario has {', '.join(_KEYS)}")
+        refuse((not data, f"{path}: no keys; a scenario has {', '.join(_KEYS)}"))
         for key in (key for key in data if key not in _KEYS):
             raise _unknown(str(key), str(path), data[key])
         if wrong := wrong_reference(repr(data)):

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from simrl.errors import InputError, broken, first_line, meant, printable
+from simrl.errors import InputError, first_line, meant, printable, refuse
 from simrl.files import write_whole_file
 from simrl.profile.hardware import gpu
 from simrl.profile.metadata import SAMPLER, ProfileMetadata
@@ -165,14 +165,14 @@ def preset_of_file(text: str, key: str) -> dict[str, Any]:
         if preset.is_engine == (kind == "engine")
     }
     first = next(iter(tables), "")
-    if wrong := broken(
+    refuse(
         (not tables, f"has no table of {kind} constants, such as [mine]; {EXAMPLE}"),
         (
             table not in tables and (hashed or len(tables) > 1),
             f"has the {kind}s {', '.join(tables)}; write {key}={file}#{first}",
         ),
-    ):
-        raise InputError(f"{file}: {wrong}")
+        error=lambda words: InputError(f"{file}: {words}"),
+    )
     return tables[table if hashed else first].model_dump(exclude_none=True)
 
 

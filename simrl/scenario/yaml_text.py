@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from simrl.errors import InputError, broken, first_line
+from simrl.errors import InputError, first_line, refuse
 from simrl.scenario.dotted import MOST_LEVELS, MOST_REFERENCES, wrong_reference
 
 MOST_BYTES = 1_000_000
@@ -122,8 +122,7 @@ def parse_override(text: str) -> tuple[str, Any]:
     """Return key and value; `${…}` in the value stays as it is. Raise `InputError` for a text
     without key, or no YAML."""
     key, equals, written = text.partition("=")
-    if not equals or not key:
-        raise InputError(f"override {text!r}: write key=value, such as steps=20")
+    refuse((not equals or not key, f"override {text!r}: write key=value, such as steps=20"))
     try:
         return key, yaml.load(_bounded(written), _Loader)
     except _RefusedError as error:
@@ -185,14 +184,14 @@ def _bounded(text: str, *, references: bool = True) -> str:
     """Return the text. Raise `yaml.MarkedYAMLError` for a text that is too long, too deep, or too
     large with its aliases written out, for a reference to more than a key (`${oc.env:HOME}`), and
     for no YAML."""
-    if wrong := broken(
+    refuse(
         (len(text) > MOST_BYTES, f"{len(text):,} characters; {MOST_BYTES:,} are the most"),
         (
             (count := text.count("${") * references) > MOST_REFERENCES,
             f"{count:,} references, ${{…}}; {MOST_REFERENCES} are the most",
         ),
-    ):
-        raise _RefusedError(problem=wrong)
+        error=lambda words: _RefusedError(problem=words),
+    )
     sizes: dict[str | None, int] = {}  # by anchor: the values in it
     open_nodes: list[tuple[Any, int]] = []  # the beginning, the number of values before it
     values = 0

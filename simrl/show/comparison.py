@@ -5,7 +5,6 @@ Invariant: the folder appears, or is replaced, only when every scenario has succ
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,7 @@ from simrl.show.perfetto import write_perfetto
 from simrl.show.style import save
 from simrl.simulate.cache import InputCache
 from simrl.study.compare import ALONE, Beside, Compared, folder_name, simulate_compared
+from simrl.study.store import write_json
 
 MANIFEST = "files.txt"
 
@@ -76,6 +76,5 @@ def _write_summary(
         ("comparison", rows),
         ("scenario", [scenario.model_dump() for scenario in scenarios]),
     ):
-        text = json.dumps(data, indent=1, ensure_ascii=False)
-        (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+        write_json(folder / f"{name}.json", data)
     save(comparison_figure(rows), folder / "comparison.png")

@@ -132,12 +132,12 @@ def _times(metadata: Facts) -> Entries:
     derived = scenario["training"].get("mfu") is None
     source = ("derived", "rates of single kernels") if derived else ("given", "the scenario")
     yield "training time", trained_by(scenario), *source
-    sources = [profile["source"], profile.get("notes")]
-    for key, words in (
-        ("spread", "repeats {:.1%} apart"),
-        ("held_out_error", "held-out error {:.1%}"),
-    ):
-        sources.append(formatted(profile.get(key), words, ""))
+    sources = [
+        profile["source"],
+        profile.get("notes"),
+        formatted(profile.get("spread"), "repeats {:.1%} apart", ""),
+        formatted(profile.get("held_out_error"), "held-out error {:.1%}", ""),
+    ]
     corrections = f"; {', '.join(profile['corrections'])}" if profile["corrections"] else ""
     value = f"{profile['model']} on {profile['gpu']}, {split_words(profile)}{corrections}"
     yield "step times (profile)", value, str(profile["kind"]), "; ".join(filter(None, sources))
@@ -323,11 +323,11 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
             )
             lines.append(f"Offload: {training['offload']} ({source}): {offload}")
         lines += [f"{part}: {_drafts(facts)}" for part, facts in _drafters(metadata)]
-        for phase in ("evaluate", "checkpoint"):
-            if training[f"{phase}_every"]:
-                lines.append(
-                    f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates"
-                )
+        lines += [
+            f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates"
+            for phase in ("evaluate", "checkpoint")
+            if training[f"{phase}_every"]
+        ]
         if scenario["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
     if distinct := dict.fromkeys(filter(None, links)):

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from pydantic import BaseModel, Field, model_validator
 
-from simrl.errors import broken
+from simrl.errors import refuse
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
 from simrl.validation import in_order
 
@@ -75,7 +75,7 @@ class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         )
         first, *more = self.batch_thresholds or (0,)
         groups = len({strategy.tokens_to_verify for strategy in self.strategies})
-        if wrong := broken(
+        refuse(
             (twice, f"strategy {tuple(twice)} is there twice; give each once"),
             (
                 first != 1
@@ -87,8 +87,8 @@ class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
                 f"the strategies verify {groups} different numbers of tokens, and batch_thresholds makes "
                 f"{len(self.batch_thresholds)} buckets; let there be one bucket for each number",
             ),
-        ):
-            raise ValueError(wrong)
+            error=ValueError,
+        )
         return self
 
 

@@ -139,7 +139,17 @@ class Advice:
             "updates": goal.updates,
             "batch_samples": goal.batch_samples,
             "model_error": errors,
-            "clusters": [_plan_json(plan) for plan in self.plans],
+            "clusters": [
+                {
+                    **plan.as_json(),
+                    "offered": plan.offered.as_json() if plan.offered else None,
+                    "level": plan.answer.tied,
+                    "memory": asdict(plan.memory) if plan.memory else None,
+                    "left_out": plan.left_out,
+                    "optimization": plan.answer.as_json(),
+                }
+                for plan in self.plans
+            ],
         }
 
     @property
@@ -149,17 +159,6 @@ class Advice:
             {key: value for key, value in plan.as_json().items() if key != "stages_s"}
             for plan in self.plans
         ]
-
-
-def _plan_json(plan: Plan) -> dict[str, Any]:
-    return {
-        **plan.as_json(),
-        "offered": plan.offered.as_json() if plan.offered else None,
-        "level": plan.answer.tied,
-        "memory": asdict(plan.memory) if plan.memory else None,
-        "left_out": plan.left_out,
-        "optimization": plan.answer.as_json(),
-    }
 
 
 def goal_on(space: Space, updates: int, **limits: Any) -> Goal:

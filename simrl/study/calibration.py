@@ -490,11 +490,11 @@ def scenario_yaml(calibration: Calibration, source: str) -> str:
         lines.append(
             f"#   {c.name} = {c.value:.4g}{' ' + c.unit if c.unit else ''} ({known}): {c.meaning}; {c.key}"
         )
-    for e in calibration.errors:
-        if e.mape_out is not None:
-            lines.append(
-                f"# {e.phase}: {e.mape_out:.1%} mean absolute error over the {e.steps_out} other steps"
-            )
+    lines += [
+        f"# {e.phase}: {e.mape_out:.1%} mean absolute error over the {e.steps_out} other steps"
+        for e in calibration.errors
+        if e.mape_out is not None
+    ]
     lines += [f"# Note: {text}." for text in calibration.notes]
     lines += [f"# Assumed: {text}." for text in calibration.assumed]
     return "\n".join(lines) + "\n\n" + yaml.safe_dump(data, sort_keys=False, allow_unicode=True)
@@ -531,10 +531,10 @@ def presets_of(calibration: Calibration, log: str) -> dict[str, Preset]:
         for section, of in presets.items()
     }
     source = f"fitted to steps {first}-{last} of {log}: {scenario.model} on {scenario.cluster.gpus} {scenario.cluster.gpu}"
-    for key in ("switch_s", "switch_transfer_s"):
-        constants["training"][key] = Constant(
-            value=0.0, kind="measured", source=f"in the phases of {log}"
-        )
+    constants["training"] |= dict.fromkeys(
+        ("switch_s", "switch_transfer_s"),
+        Constant(value=0.0, kind="measured", source=f"in the phases of {log}"),
+    )
     for c in calibration.corrections:
         section, _, key = c.key.partition(".")
         if key.endswith("_s"):

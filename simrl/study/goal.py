@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.result.off_policyness import largest_off_policyness
 from simrl.scenario.model import Scenario
 from simrl.systems.recipes import make_system
@@ -48,13 +48,18 @@ class Goal:
     settled: bool = False
 
     def __post_init__(self) -> None:
-        if self.deadline_s is not None and self.budget is not None:
-            raise InputError("--deadline and --budget: give one of them; the other is minimised")
-        if not self.price and (self.max_cost is not None or self.budget is not None):
-            option = "--max-cost" if self.max_cost is not None else "--budget"
-            raise InputError(
-                f"{option}: cluster.cost_per_gpu_hour is 0; give the price of a GPU-hour"
-            )
+        priced = {"--max-cost": self.max_cost, "--budget": self.budget}
+        option = next((name for name, most in priced.items() if most is not None), "")
+        refuse(
+            (
+                self.deadline_s is not None and self.budget is not None,
+                "--deadline and --budget: give one of them; the other is minimised",
+            ),
+            (
+                option and not self.price,
+                f"{option}: cluster.cost_per_gpu_hour is 0; give the price of a GPU-hour",
+            ),
+        )
 
     @property
     def words(self) -> str:

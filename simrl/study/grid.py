@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from simrl.errors import InputError, meant, refuse
+from simrl.scenario.dotted import get
 from simrl.scenario.load import (
     PARAMETER,
     ScenarioFile,
@@ -307,10 +308,4 @@ def value_of(scenario: Scenario, key: str) -> Any:
         return scenario.system.parameters.get(
             rest, None if default is inspect.Parameter.empty else default
         )
-    data: Any = scenario.model_dump(mode="json", include={first})
-    for part in key.split("."):
-        if isinstance(data, list) and part.isdigit() and int(part) < len(data):
-            data = data[int(part)]
-        else:
-            data = data.get(part) if isinstance(data, dict) else None
-    return data
+    return get(scenario.model_dump(mode="json", include={first}), key)

@@ -109,10 +109,6 @@ class Space:
     _checked: set[tuple[str, str, str]] = field(default_factory=set)
 
     @property
-    def dimensions(self) -> Sequence[Dimension]:
-        return self.varied.dimensions
-
-    @property
     def systems(self) -> list[Setting]:
         return self.varied.settings(SYSTEMS)
 
@@ -122,14 +118,16 @@ class Space:
         name, parameters = parts(entry)
         keys = {
             key
-            for dimension in self.dimensions
+            for dimension in self.varied.dimensions
             for key in dimension.keys
             if takes(name, key, parameters_of)
         }
         keys -= {
             key for parameter in parameters if (key := f"{PARAMETER}{parameter}") not in self.named
         }
-        return {"+".join(d.keys): d for d in self.dimensions[:-1] if keys.intersection(d.keys)}
+        return {
+            "+".join(d.keys): d for d in self.varied.dimensions[:-1] if keys.intersection(d.keys)
+        }
 
     def point(self, chosen: Chosen) -> Point:
         """Return the point of a combination. Raise `InputError` for a value that no scenario can
@@ -146,7 +144,7 @@ class Space:
     @property
     def size(self) -> int | None:
         """The number of combinations; None where they are without end."""
-        if any(isinstance(dimension, Between) for dimension in self.dimensions):
+        if any(isinstance(dimension, Between) for dimension in self.varied.dimensions):
             return None
         return sum(math.prod(map(len, choices.values())) for choices in self._choices())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from simrl.dispatch.split import BUSY_ENOUGH, TARGET
@@ -78,11 +79,10 @@ def weight(scenario: Scenario) -> float:
 
 def possible(scenario: Scenario, inputs: InputCache) -> bool:
     """Return whether the scenario can be executed."""
-    try:
+    with suppress(InputError):
         prepare(scenario, inputs)
-    except InputError:
-        return False
-    return True
+        return True
+    return False
 
 
 def looks(scenario: Scenario, row: Row, inputs: InputCache) -> Scenario | None:

@@ -37,7 +37,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field, model_validator
 
-from simrl.errors import broken, refuse
+from simrl.errors import refuse
 from simrl.trace.draws import normals
 from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.tools import (
@@ -198,7 +198,7 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         first_between = next((key for key in between if getattr(self, key)), None)
         largest = self.prompt_cap_tokens if self.prompt_sigma else round(self.prompt_tokens)
         prompt = self.system_prompt_tokens + largest
-        if wrong := broken(
+        refuse(
             (
                 self.prompts is not None and self.prompts < self.prompts_per_step,
                 f"prompts {self.prompts} is less than one step's prompts_per_step {self.prompts_per_step}",
@@ -234,8 +234,8 @@ class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
                 f"context_cap_tokens {self.context_cap_tokens} leaves no room behind the largest prompt of {prompt} tokens "
                 "(system_prompt_tokens and prompt_cap_tokens); raise it",
             ),
-        ):
-            raise ValueError(wrong)
+            error=ValueError,
+        )
         return self
 
     @property

@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
-from simrl.errors import InputError, broken
+from simrl.errors import InputError, refuse
 from simrl.trace.draws import normals, uniforms
 from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.trace import Trace
@@ -97,7 +97,7 @@ class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
             self.quantiles_s or {},
         )
         seconds = [quantiles_s[share] for share in sorted(quantiles_s)]
-        if wrong := broken(
+        refuse(
             (
                 (self.median_s is None) == (self.quantiles_s is None),
                 "give either median_s (with sigma) or quantiles_s",
@@ -112,8 +112,8 @@ class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
                 f"observation_tokens {self.observation_tokens:g} is not below observation_cap_tokens "
                 f"{self.observation_cap_tokens}; ask for less",
             ),
-        ):
-            raise ValueError(wrong)
+            error=ValueError,
+        )
         return self
 
     def try_s(self, normals: Floats) -> Floats:

@@ -102,8 +102,7 @@ class Workload:
             zip((s.uid for s in samples), self._trace.responses(first, end), strict=True)
         )
         groups = [list(group) for _, group in groupby(samples, key=lambda s: s.prompt_id)]
-        for group in groups:
-            self._siblings[group[0].uid] = [self.responses[s.uid] for s in group]
+        self._siblings |= {group[0].uid: [self.responses[s.uid] for s in group] for group in groups}
         self._rest.extend(groups)
         self._next_slice = (self._next_slice + 1) % len(slices)
         self._passes += self._next_slice == 0

@@ -117,10 +117,12 @@ def compose_kernel_tables(
     attention = 1e-6 * shape.layers * attention
     dense_s, dense_note = settled(dense), f"dense {moved(dense, settled(dense))}"
     reduced_s = pass_all_reduces_s(shape, tokens, tp, link) if link and tp > 1 else 0.0
-    steps, dense_s = _as_steps(tokens, dense_s + reduced_s)
+    # Every point between two ticks has the time of the upper tick: matrix kernels compute whole tiles, and a batch is padded
+    # to the next size that has a CUDA graph. (Ticks are whole numbers of tokens.)
+    steps = np.union1d(tokens, tokens[:-1][np.diff(tokens) > 1] + 1)
     tables = Tables(
         dense_tokens=steps,
-        dense_s=dense_s,
+        dense_s=(dense_s + reduced_s)[np.searchsorted(tokens, steps)],
         sampled_sequences=sequences,
         sampled_s=settled(sampled),
         prefill_tokens=axes[0],
@@ -196,14 +198,6 @@ def _experts(
         moved_bytes = BYTES_PER_VALUE * (5 * shape.moe_intermediate + 2 * shape.hidden) * pairs
         seconds += moved_bytes / (MEMORY_EFFICIENCY * gpu.memory_bytes_per_s)
     return tokens, shape.expert_layers * seconds
-
-
-def _as_steps(ticks: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Give every point between two ticks the time of the upper tick: matrix kernels compute whole tiles, and a batch is
-    padded to the next size that has a CUDA graph. (Ticks are whole numbers of tokens.)"""
-    after = ticks[:-1][np.diff(ticks) > 1] + 1
-    steps = np.union1d(ticks, after)
-    return steps, values[np.searchsorted(ticks, steps)]
 
 
 def _with_stragglers(tables: Tables, path: Path) -> Tables:

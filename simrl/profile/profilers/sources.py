@@ -19,6 +19,7 @@ from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import ModelShape
 from simrl.profile.precision import Weights, require_precision, weight_bytes_per_gpu
 from simrl.profile.profile import TableProfile
+from simrl.profile.profilers import aiconfigurator
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.profilers.setups import PRECISIONS, SYSTEMS, EngineSetup, MissingKernelsError
 
@@ -38,8 +39,6 @@ def _derived(package: str) -> Callable[..., TableProfile]:
         routing: Literal["balanced", "power law 1.01", "power law 1.2"] = "power law 1.2",
         backend: Literal["vllm", "sglang", "trtllm"] = "vllm",
     ) -> TableProfile:
-        from simrl.profile.profilers import aiconfigurator
-
         require_weights_fit(shape, gpu, tp, dp, ep, precision)
         setup = EngineSetup(tp, dp, ep, precision, kv_precision, routing, backend, package)
         try:
@@ -55,8 +54,6 @@ def estimated(
 ) -> TableProfile:
     """Return the profile of kernels that a database lacks, as its message `missing` says, from the
     nearest ones that it has, else from a shipped profile or the data sheet."""
-    from simrl.profile.profilers import aiconfigurator
-
     fields = {key: value for key, value in setup._asdict().items() if key in LAYOUT}
     wanted = ProfileMetadata(model=shape.name, gpu=gpu.name, kind="", source="", **fields)
     for name, near in _neighbours(gpu, setup):

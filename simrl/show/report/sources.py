@@ -86,10 +86,10 @@ def _result_folders(folder: Path) -> dict[str, Path]:
             [*folder.glob(f"parts/*/{METADATA_FILE}"), *folder.glob(f"*/parts/*/{METADATA_FILE}")]
         )
         runs = [place.parents[2].name for place in places]
-        for run, place in zip(runs, places, strict=True):
-            folders[run if runs.count(run) == 1 else f"{run}, part {place.parent.name}"] = (
-                place.parent
-            )
+        folders = {
+            run if runs.count(run) == 1 else f"{run}, part {place.parent.name}": place.parent
+            for run, place in zip(runs, places, strict=True)
+        }
     try:
         require_no_device(folder / COMPARISON_FILE)
         order = [

@@ -7,7 +7,6 @@ version that generated any of them. AReaL counted the tokens itself: response = 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from simrl.errors import refuse
 from simrl.trace.importers import rows
 from simrl.trace.importers.turns import Turns, turns_of
 
-VERSION = re.compile(r"[0-9]{1,9}")
 ANY_INTEGER = -(2**31)  # AReaL gives version -1 to tokens that no engine generated
 
 
@@ -27,7 +25,7 @@ def files(path: Path) -> list[Path]:
     unique = {
         Path(os.path.realpath(file)) for file in below
     }  # a link to itself cannot be read, later
-    strangers = sorted(file for file in unique if not VERSION.fullmatch(file.parent.name))
+    strangers = sorted(file for file in unique if not rows.VERSION.fullmatch(file.parent.name))
     strange = f"{strangers[0].parent.name}/{strangers[0].name}" if strangers else "no .jsonl"
     refuse(
         (

@@ -247,7 +247,7 @@ def _reward_columns(
 def _table_rows(file: Path) -> Iterator[PlacedRow]:
     """Yield the samples of a wandb table of generations: a row is a step, with a sample in each
     slot."""
-    table = rows.read_json(file)
+    table = rows.require_object(rows.read_json(file), str(file))
     held = (table.get(key) for key in ("columns", "data"))
     names, data = (value if isinstance(value, list) else [] for value in held)
     split = [str(name).partition("_") for name in names]

@@ -150,8 +150,7 @@ def _jsonl_rows(path: Path, notes: list[str]) -> Iterator[Logged]:
 
 
 def _json_rows(path: Path) -> Iterator[Logged]:
-    raw = b"".join(line for _, line in rows.numbered_lines(path, mode="rb"))
-    match rows.json_value(raw, str(path)):
+    match rows.read_json(path):
         case [*history] | {"log_history": [*history]}:
             yield from ((str(path), numbers(row)) for row in history if isinstance(row, dict))
             return

@@ -23,7 +23,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, TypeVar, Unpack
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 import numpy as np
 import pandas as pd
@@ -36,9 +36,8 @@ from simrl.trace.importers.tokens import ASSUMED, HOW_TO_COUNT
 from simrl.trace.trace import Trace, TraceMetadata
 from simrl.trace.validate import shown as shortened
 
-T = TypeVar("T")
-
 INT32_MAX = 2**31 - 1
+VERSION = re.compile(r"[0-9]{1,9}")  # of weights; SGLang's default one is a word
 MOST_VALUES = 10_000_000  # of a JSON object, by its brackets and commas: each takes some 70 bytes
 FLOAT32_MAX = 3.4028234e38
 DROPPED = "records were left out"
@@ -185,13 +184,6 @@ def _columns(rows: Sequence[Row]) -> dict[str, Any]:
 # Reading files
 
 
-def batches(items: Iterable[T]) -> Iterator[list[T]]:
-    """Yield the items in lists of `BATCH`, the last one shorter."""
-    rest = iter(items)
-    while batch := list(islice(rest, BATCH)):
-        yield batch
-
-
 def existing(path: str | Path) -> Path:
     """Return the path, `.` under its own name. Raises `InputError` if nothing is there, or a
     device."""
@@ -283,9 +275,9 @@ def drop(left_out: Counter[str], error: Exception, path: Path) -> None:
     )
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """Return the JSON object that a file holds."""
-    return json_object(b"".join(line for _, line in numbered_lines(path, mode="rb")), str(path))
+def read_json(path: Path) -> Any:
+    """Return the JSON value that a file holds."""
+    return json_value(b"".join(line for _, line in numbered_lines(path, mode="rb")), str(path))
 
 
 def json_object(raw: bytes, place: str) -> dict[str, Any]:

@@ -6,7 +6,6 @@ A `.pt` is a pickle, and unpickling may run any code: `torch_file` reads its pla
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +15,6 @@ from simrl.errors import refuse
 from simrl.trace.importers import rows, turns
 from simrl.trace.importers.torch_file import read_torch
 
-VERSION = re.compile(r"[0-9]{1,9}")  # SGLang's default weight version is a word
 UNANSWERED = "tokens after the last turn of a response, which loss_mask leaves out, are left out."
 FINISH_REASONS = {"completed": "stop", "truncated": "length", "aborted": "abort"}
 
@@ -83,7 +81,8 @@ def row(
         reward=rows.number(reward, key, place),
         finish_reason=FINISH_REASONS.get(rows.text(sample, "status", place)),
         policy_version=next(
-            (int(version) for version in map(str, versions) if VERSION.fullmatch(version)), None
+            (int(version) for version in map(str, versions) if rows.VERSION.fullmatch(version)),
+            None,
         ),
         environment_s=rows.number(
             {"non_generation_time": None, **sample}, "non_generation_time", place

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ValidationError, model_validator
+from pydantic import BaseModel, model_validator
 
 from simrl.errors import InputError, broken, first_line, meant
-from simrl.validation import explain
+from simrl.validation import validated
 
 FILE = Path(__file__).with_name("sources.toml")
 COUNTED = ("tokenizer", "chars_per_token")
@@ -171,14 +171,10 @@ def read_sources(file: Path) -> dict[str, Source]:
         tables: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"{file}: broken TOML ({first_line(error)}); repair it") from error
-    sources = {}
-    for name, table in tables.items():
-        try:
-            sources[name] = Source.model_validate(table)
-        except ValidationError as error:
-            message = explain(error, Source, "a source")[1]
-            raise InputError(f"{file}: [{name}]: {message}") from error
-    return sources
+    return {
+        name: validated(Source, table, f"{file}: [{name}]", "a source")
+        for name, table in tables.items()
+    }
 
 
 @cache

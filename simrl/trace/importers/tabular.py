@@ -378,7 +378,8 @@ def table_rows(
     tags. `noted` counts the responses that look like an agent's, and the tokens after last turns.
     """
     prompt_tokens: dict[str, int] = {}
-    for batch in rows.batches(placed):
+    rest = iter(placed)
+    while batch := list(islice(rest, rows.BATCH)):
         every = [
             {
                 ours: read(row, columns[ours], place)
@@ -452,16 +453,6 @@ def _turns_of_texts(
         )
 
 
-def _prompt_id(row: Mapping[str, Any], column: str, place: str) -> Any:
-    return rows.checked(
-        row,
-        column,
-        place,
-        lambda value: type(value) in (int, str, bytes) and value != "",
-        "a whole number or text",
-    )
-
-
 def _finish_reason(row: Mapping[str, Any], column: str, place: str) -> str | None:
     allowed = ("", None, *FINISH_REASONS)
     return (
@@ -478,16 +469,6 @@ def _of_turns(row: Mapping[str, Any], column: str, place: str, **must_be: Any) -
     return rows.items(row, column, place, **must_be)
 
 
-_numbers = partial(
-    _of_turns,
-    fits=lambda value: type(value) in (int, float) and 0 <= value <= rows.INT32_MAX,
-    must_be="a list of numbers, one a turn",
-)
-_names = partial(
-    _of_turns, fits=lambda value: isinstance(value, str), must_be="a list of names, one a turn"
-)
-
-
 _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
     "prompt": rows.text,
     "response": lambda row, column, place: (  # parts that an importer told apart, or text
@@ -497,7 +478,11 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
     "response_ids": rows.token_ids,
     "response_tokens": partial(rows.integer, hint=f"; {A_LENGTH}"),
     "step": rows.integer,
-    "prompt_id": _prompt_id,
+    "prompt_id": partial(
+        rows.checked,
+        fits=lambda value: type(value) in (int, str, bytes) and value != "",
+        must_be="a whole number or text",
+    ),
     "prompt_tokens": partial(rows.integer, low=1),
     "sample": rows.integer,
     "epoch": rows.integer,
@@ -505,8 +490,17 @@ _READERS: dict[str, Callable[[Mapping[str, Any], Any, str], Any]] = {
     "finish_reason": _finish_reason,
     "policy_version": rows.integer,
     "environment_s": partial(rows.number, low=0.0),
-    **dict.fromkeys(rows.TURNS, _numbers),
-    "turn_tool": _names,
+    **dict.fromkeys(
+        rows.TURNS,
+        partial(
+            _of_turns,
+            fits=lambda value: type(value) in (int, float) and 0 <= value <= rows.INT32_MAX,
+            must_be="a list of numbers, one a turn",
+        ),
+    ),
+    "turn_tool": partial(
+        _of_turns, fits=lambda value: isinstance(value, str), must_be="a list of names, one a turn"
+    ),
 }
 
 

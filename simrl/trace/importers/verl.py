@@ -49,7 +49,9 @@ def trace_from_verl_metrics(
     refuse((group < 1, f"group is {group}; a prompt has at least 1 sample"))
     source = str(metrics.attrs.get("source", "metrics"))
     usable, wrong = _usable(metrics, source)
-    estimated = {key for key, origin in _origins(metrics).items() if origin == "estimated"}
+    estimated = {
+        key for key, origin in metrics.attrs.get("origins", {}).items() if origin == "estimated"
+    }
     made: list[tuple[bool, dict[str, NDArray[Any]]]] = []
     for row in usable.to_dict("records"):
         try:
@@ -102,11 +104,6 @@ def trace_from_verl_metrics(
         ),
     )
     return Trace.from_columns(columns, metadata, origin=f"trace from the metrics in {source}")
-
-
-def _origins(metrics: pd.DataFrame) -> dict[str, str]:
-    """Return where the metrics come from that the log does not have."""
-    return dict(metrics.attrs.get("origins", {}))
 
 
 def _usable(metrics: pd.DataFrame, source: str) -> tuple[pd.DataFrame, list[str]]:
@@ -233,7 +230,7 @@ def _fitting(
 
 
 def _metrics_notes(metrics: pd.DataFrame, usable: pd.DataFrame, steps: int) -> list[str]:
-    epochs, origins = "training/epoch" in usable.columns, _origins(metrics)
+    epochs, origins = "training/epoch" in usable.columns, metrics.attrs.get("origins", {})
     lacking = metrics[metrics[[*NEEDED]].isna().any(axis=1)]
     left_out = sorted(set(lacking["step"].astype(int)))
     logged = [key for key in (*NEEDED[:-1], "number of samples") if key not in origins]

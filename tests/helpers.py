@@ -194,11 +194,18 @@ def scenario(system: str | dict[str, Any] = "verl_colocated", **changes: Any) ->
     return Scenario.model_validate(data)
 
 
+# Few responses an engine: runs of a few short steps would otherwise generate many that never train.
+SMALL: dict[str, dict[str, Any]] = {
+    "slime_fully_async": {"sglang_server_concurrency": 4},
+    "pipeline_rl": {"llm_max_rollouts": 4},
+}
+
+
 def on_gpus(
     name: str, parameters: dict[str, Any], workers: int, train_gpus: int = 1, **changes: Any
 ) -> Scenario:
     """A recipe with exactly so many workers at tp 1, and train GPUs if it keeps some apart."""
-    gpus, parameters = workers, dict(parameters)
+    gpus, parameters = workers, {**SMALL.get(name, {}), **parameters}
     if name == "specactor" and parameters.get("decoupled", True):  # each has a drafter beside it
         gpus, parameters = 2 * workers, {"model": "qwen2.5-0.5b", "draft_gpus": 1, **parameters}
     if "rollout_share" in signature(RECIPES[name]).parameters:

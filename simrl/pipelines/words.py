@@ -118,10 +118,11 @@ def stamp_older(
 
 
 def overflows(stream: GroupStream, group: Finished, *, most: int) -> bool:
-    """Return whether a group is among the oldest of a buffer that holds more than a batch and
-    `most` responses."""
-    newer = stream.buffer[stream.buffer.index(group) :]
-    held = sum(len(each.rollouts) for each in newer)
+    """Return whether a group is the oldest of a buffer that holds more than a batch and `most`
+    responses."""
+    if group is not stream.buffer[0]:
+        return False
+    held = sum(len(each.rollouts) for each in stream.buffer)
     return held > most + stream.batch * stream.group_size
 
 

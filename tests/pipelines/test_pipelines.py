@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,8 +44,7 @@ from tests.helpers import (
     watch,
 )
 
-SMALL = {"slime_fully_async": {"sglang_server_concurrency": 4}}  # groups and responses an engine
-EVERY_RECIPE = [(name, SMALL.get(name, {})) for name in RECIPES.own]
+EVERY_RECIPE: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in RECIPES.own]
 ABLATIONS = [
     ("verl_colocated", {"dispatch": "even_split", "minibatches": 2, "log_probs": 0}),
     ("split", {"dispatch": "round_robin"}),

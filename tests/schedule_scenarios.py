@@ -59,13 +59,14 @@ class Sample:
 class Scenario:
     limits: Limits
     samples: tuple[Sample, ...]
-    resets: frozenset[int] = frozenset()  # boundaries at which all KV is dropped …
-    back: int | None = None  # … and all requests aborted, to be back so many passes later …
-    starts_over: bool = False  # … without their tokens
+    resets: frozenset[int] = frozenset()  # boundaries at which all KV is dropped
     draft_tokens: int = 0  # the most a request drafts a pass
     drafts: tuple[
         tuple[tuple[int, int], ...], ...
     ] = ()  # of each sample: (drafted, accepted) by generated tokens
+    # At resets all requests are aborted, and are back that many passes later, with their tokens or from the start.
+    back: int | None = None
+    starts_over: bool = False
 
 
 @dataclass

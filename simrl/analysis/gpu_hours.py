@@ -67,7 +67,7 @@ PARTS: Mapping[str, Part] = {
     "switch": Part("sync: switch of phases", "switching GPUs between rollout and training"),
     "transfer": Part("sync: batch to the trainer", "handing batches to the trainer"),
     "dropped": Part("generated, then dropped", "generating what a rule then drops"),
-    "duplicates": Part("generated twice (best-of-N)", "duplicates of best-of-N"),
+    "duplicates": Part("generated twice", "duplicates of best-of-N, or requests that started over"),
     "ahead": Part("generated for after the end", "generating what no update in the window trained"),
     "evaluate": Part("evaluation", "evaluation"),
     "checkpoint": Part("checkpoints", "checkpoints"),

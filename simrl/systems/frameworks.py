@@ -437,7 +437,7 @@ def nemo_rl_single_controller(
             least=min_groups_for_streaming_train,
         ),
         on_update=OnUpdate("recompute" if recompute_kv else "keep"),
-        schedule=f"asynchronous, sampler {sampler}",
+        schedule=f"asynchronous, sampler {sampler}, streamed in chunks",
         paper="NeMo-RL, single controller",
         off_policyness=None if sampler == "ready_first" else window,
     )
@@ -468,7 +468,9 @@ def slime_train_async(update_weights_interval: Count = 1) -> System:
 
 @recipe(*OWN_GPUS, "dispatch")
 def slime_fully_async(
-    sglang_server_concurrency: Count = 512, update_weights_interval: Count = 1
+    sglang_server_concurrency: Count = 512,
+    update_weights_interval: Count = 1,
+    aborted: Literal["go_on", "start_over"] = "go_on",
 ) -> System:
     """A pool of groups always runs; the first batch to finish trains; a weight sync aborts what runs, which goes on later.
 
@@ -477,7 +479,8 @@ def slime_fully_async(
     flight; the others wait, in the order of submission. After every `update_weights_interval`-th update the trainer waits until
     the next batch is finished, then aborts all requests in flight, and the workers load. From the next full second on, the
     aborted groups start first: finished responses are kept, and aborted ones go on from their tokens, which are prefilled again
-    (so its code; a generate function of a user's own may start over). Staleness is not bounded.
+    (so its code; its README, and a generate function of a user's own, may have them start over: `aborted`). Staleness is not
+    bounded.
     Not modelled: the waiting responses of an aborted group end before it starts again; here they are aborted with it.
     """
     rules = Rules(
@@ -487,10 +490,11 @@ def slime_fully_async(
         ready=finished_first,
         updates_per_sync=update_weights_interval,
         sync_after="ready",
-        takes_back=True,
+        takes_back=aborted == "go_on",
     )
     return System(
         pipeline=partial(buffered, rules=rules),
+        on_update=OnUpdate("start_over" if aborted == "start_over" else "recompute"),
         schedule="fully asynchronous, a pool",
         paper="slime, fully_async_rollout",
         off_policyness=None,

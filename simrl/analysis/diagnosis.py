@@ -22,7 +22,7 @@ from simrl.analysis.run_view import busy_clock
 from simrl.dispatch.split import BUSY_ENOUGH, TARGET
 from simrl.result.result import Result
 from simrl.result.timeline import rolls_out, spans
-from simrl.systems.recipes import RECIPES, parameters_of
+from simrl.systems.recipes import RECIPES, make_system, parameters_of
 from simrl.validation import in_words
 
 RHYMERL = "RhymeRL's failure signatures (arXiv 2508.18588)"
@@ -92,8 +92,11 @@ class Evidence:
     @property
     def adapted(self) -> str | None:
         """Return the command of the run with a split that follows idle time; None for a system
-        without such a split."""
-        return self.again("adapt_split_every=2") if self.takes("adapt_split_every") else None
+        without such a split, or whose own rule moves GPUs."""
+        if not self.takes("adapt_split_every"):
+            return None
+        moves = make_system(self.system, self.parameters).elastic
+        return None if moves else self.again("adapt_split_every=2")
 
     def share(self, part: str) -> float:
         """Return a part's share of the GPU time of the lanes that roll out."""
@@ -243,7 +246,7 @@ def staleness_binds(e: Evidence) -> Iterator[Finding]:
         remedy = e.again(f"eta={max(2 * eta, 1)}")
         if e.row["train_idle"] <= 1 - BUSY_ENOUGH[0]:
             says += f"; the trainer idles for {e.row['train_idle']:.0%} of its own: a looser bound fills a buffer"
-            remedy = e.again("adapt_split_every=2")
+            remedy = e.adapted or remedy
     yield Finding("staleness bound binds", says, share, 0.1, OWN, remedy)
 
 

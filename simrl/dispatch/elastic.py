@@ -121,9 +121,9 @@ class ElasticPool:
         if number != len(self.trainer.lanes):
             self.trainer.resize([*self.units, *self._left][:number])
 
-    def come_back(self, own: bool) -> simpy.events.ProcessGenerator:
-        """Let all units roll out that left, and the trainer's `own`, too."""
-        units, self._left = self._left + own * self.units, []
+    def come_back(self, with_trainers: bool) -> simpy.events.ProcessGenerator:
+        """Let all units roll out that left, and the trainer's own `with_trainers`."""
+        units, self._left = self._left + with_trainers * self.units, []
         yield from self.to_rollout(units)
 
     def follow(self, rule: Rule, rolls_out: bool, spread: bool = True) -> None:
@@ -135,7 +135,7 @@ class ElasticPool:
 
     def switch(self) -> simpy.events.ProcessGenerator:
         """Let the trainer's own units change sides: its states go to the host, or come back. The
-        rule is told the seconds."""
+        rule notes the seconds."""
         started_s, returns = self._env.now, self.rolls_out
         if returns:
             yield from self.to_trainer(self.units)
@@ -323,7 +323,7 @@ def leaving(workers: int, running: int, most_running: int, train: int, sizes: It
 
 
 def filled(moving: Iterable[int], running: Sequence[int], expected: int) -> list[int]:
-    """Return for each moving group, of so many unfinished responses, the instance that takes it:
+    """Return for each moving group, given its unfinished responses, the instance that takes it:
     one after the other is filled up to `expected`, the last takes the rest (RLinf's "sequential").
     `running` responses are at each instance already."""
     places, place, load = [], 0, running[0]

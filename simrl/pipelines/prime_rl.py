@@ -18,11 +18,12 @@ TARGET_LAG = 1  # batches that may be shipped beyond the version published
 
 
 def budget(stream: GroupStream) -> int:
-    """Return 1 if a group may start: no more than `TARGET_LAG` shipped batches are not published,
-    as looked at when a batch ships and after a weight update; and a response may start, and all of
-    the groups before have. Else return 0."""
-    is_open = stream.updates - stream.noted_version <= TARGET_LAG
-    return min(stream.run.dispatcher.free, 1) if is_open else 0
+    """Return how many responses may start now, once all of the groups before have started; 0 if
+    more than `TARGET_LAG` shipped batches are not published, as looked at when a batch ships and
+    after a weight update. (After the last update's batch, one more would ship.)"""
+    ships = stream.updates == stream.run.steps and len(stream.buffer) >= stream.batch
+    is_open = stream.updates + ships - stream.noted_version <= TARGET_LAG
+    return stream.run.dispatcher.free if is_open else 0
 
 
 def control(stream: GroupStream, *, least: int, most: int, initial: int | None) -> None:

@@ -113,7 +113,7 @@ def in_flight(
 def stale_when_taken(
     stream: GroupStream, group: Finished, *, staleness: int, interval: int
 ) -> bool:
-    """Return whether a group is found too stale while the next batch is taken out of the buffer, in
+    """Return whether a group is too stale while the next batch is taken out of the buffer, in
     the order of finishing. The workers' version counts, of when that batch was asked for: as the
     previous one went to the trainer, with a sync after every `interval`th update."""
     asked_under = max(stream.updates - 1, 0) // interval * interval
@@ -132,8 +132,8 @@ def stale_when_taken(
 # ROLL (alibaba/ROLL@8eb27cc, `generate_scheduler`). Stamps are steps.
 
 NOT_WHOLE = (
-    "system: async_generation_ratio: with {}, {} prompts of {} responses leave finished prompts of an old step untrained, and "
-    "ROLL fails on them; let ratio x prompts be whole"
+    "roll_async: async_generation_ratio: with {}, {} prompts of {} responses leave finished prompts of an old step untrained, "
+    "and ROLL fails on them; let ratio x prompts be whole"
 )
 
 
@@ -153,7 +153,7 @@ def oldest_steps(stream: GroupStream, *, ratio: float) -> list[Finished] | None:
         most = stream.batch - len(taken)
         ready = [group for group in stream.buffer if group.version == start]
         if start == step - math.ceil(ratio) and ratio % 1:
-            size = len(ready[0].rollouts) if ready else 1
+            size = stream.group_size
             most = math.ceil(int(stream.batch * size * (ratio % 1)) / size)
             begun = math.ceil(round(stream.batch * (ratio % 1), 9))
             refuse((most < begun, NOT_WHOLE.format(ratio, stream.batch, size)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from simrl.dispatch.elastic import EachUpdate
+from simrl.errors import refuse
 from simrl.pipelines.streaming import Finished, GroupStream
 
 # Budgets: how many more groups may start now.
@@ -31,16 +32,16 @@ def kept_ahead(stream: GroupStream, *, ahead: int, most: int | None, default: in
 
 
 def responses_in_flight(stream: GroupStream, *, waiting: int) -> int:
-    """Return 1 if a response may start and all of the groups before have started, and fewer than
-    `waiting` responses wait in the buffer; else 0."""
+    """Return how many responses may start now, once all of the groups before have started; 0 while
+    `waiting` responses wait in the buffer."""
     buffered = sum(len(group.rollouts) for group in stream.buffer)
-    return min(stream.run.dispatcher.free, 1) if buffered < waiting else 0
+    return stream.run.dispatcher.free if buffered < waiting else 0
 
 
 def within_lag(stream: GroupStream, *, lag: int | None) -> int:
     """Return the room for `lag` responses beyond the groups of an update for each version noted, and
     for the one to come (None: any number), while responses may start."""
-    free = min(stream.run.dispatcher.free, 1)
+    free = stream.run.dispatcher.free
     if lag is None:
         return free
     groups = -(-lag // stream.group_size) + (stream.noted_version + 1) * stream.batch
@@ -127,6 +128,19 @@ def overflows(stream: GroupStream, group: Finished, *, most: int) -> bool:
 
 
 # What begins with a run.
+
+
+def workers_allowed(stream: GroupStream, *, workers: int | None, ahead: int) -> None:
+    """Raise `InputError` for a number of groups at once that SkyRL refuses: fewer than a batch, or
+    more than may ever run."""
+    least, most = stream.batch, stream.batch * (ahead + 1)
+    refuse(
+        (
+            workers is not None and not least <= workers <= most,
+            f"skyrl_async: num_parallel_generation_workers is {workers}; SkyRL takes {least} to {most}, a batch to "
+            f"max_staleness_steps + 1 batches",
+        )
+    )
 
 
 def limit_in_flight(stream: GroupStream, *, most: int | None, batches: int) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from simrl.dispatch.rules import DISPATCHES
+from simrl.errors import refuse
 from simrl.pipelines import prime_rl as prime_rl_words
 from simrl.pipelines import samplers
 from simrl.pipelines.batchwise import batchwise
@@ -39,12 +40,13 @@ from simrl.pipelines.words import (
     stamp_older,
     synced,
     within_lag,
+    workers_allowed,
 )
 from simrl.runtime.worker import LoadMode, OnUpdate
-from simrl.systems.system import GROUPS, OWN_GPUS, Count, NotNegative, System, recipe
+from simrl.systems.system import OWN_GPUS, Count, NotNegative, System, recipe
 
 
-@recipe(*OWN_GPUS, "dispatch", *GROUPS, dispatch="round_robin_groups", log_probs=0)
+@recipe(*OWN_GPUS, "dispatch", "filter_groups", dispatch="round_robin_groups", log_probs=0)
 def prime_rl(
     max_off_policy_steps: NotNegative = 8,
     min_inflight: Count = 1,
@@ -57,7 +59,7 @@ def prime_rl(
     As PrimeIntellect-ai/prime-rl@559b447, whose names the parameters have (`orchestrator.concurrency` for the bounds). Batch s
     trains version s - 1 and ships once version s - 2 is published, so one batch may wait for the trainer. Groups start while at
     most one shipped batch is untrained. A batch takes the groups that finished first; `batch_size` counts responses, which are
-    those of the trace's batch here. A group carries the version at its start. Groups that would train more than
+    the responses of the trace's batch here. A group carries the version at its start. Groups that would train more than
     `max_off_policy_steps` versions later are dropped; running ones are cancelled before the engines pause for new weights.
     Requests then go on with their KV cache, while the next update may begin. Prefix caches are salted by the version at a
     group's start (`use_cache_salt`). The limit of responses in flight begins at `initial_inflight` (None: the tokens of the KV
@@ -66,6 +68,14 @@ def prime_rl(
     Not modelled: evaluations share permits with training; of a group cancelled under overload, finished responses train; the
     rest of a group that has begun waits while no group may start; a weight update is noticed within a second.
     """
+    initial = min_inflight if initial_inflight is None else initial_inflight
+    refuse(
+        (
+            not min_inflight <= initial <= max_inflight,
+            f"prime_rl: initial_inflight {initial} is not between min_inflight {min_inflight} and max_inflight {max_inflight}; "
+            "give a value between them",
+        ),
+    )
     rules = Rules(
         budget=prime_rl_words.budget,
         by_response=True,
@@ -91,7 +101,7 @@ def prime_rl(
     )
 
 
-@recipe(*OWN_GPUS, "dispatch", *GROUPS, log_probs=0)
+@recipe(*OWN_GPUS, "dispatch", "filter_groups", log_probs=0)
 def skyrl_async(
     max_staleness_steps: NotNegative = 4,
     num_parallel_generation_workers: Count | None = None,
@@ -116,6 +126,9 @@ def skyrl_async(
             default=768,
         ),
         ready=finished_first,
+        begin=partial(
+            workers_allowed, workers=num_parallel_generation_workers, ahead=max_staleness_steps
+        ),
     )
     running: LoadMode = "recompute" if clear_kv_cache_on_weight_sync else "keep"
     return System(
@@ -161,7 +174,7 @@ def trl_async(
     )
 
 
-@recipe(*OWN_GPUS, "dispatch", *GROUPS, without="minibatches", log_probs=0)
+@recipe(*OWN_GPUS, "dispatch", "filter_groups", without="minibatches", log_probs=0)
 def open_instruct(async_steps: Count = 8, inflight_updates: bool = True) -> System:
     """A fixed pool of prompts; each result that a batch takes is replaced; batches are prepared up to `async_steps` ahead.
 
@@ -305,7 +318,7 @@ def verl_v1_colocate_async(
     whose span exceeds `max_span` (sampler.max_off_policy_threshold; null: any) is evicted (`on_stale`, max_off_policy_strategy:
     drop), or no batch is taken while an unfinished group has that span (wait). `filter_groups` (algorithm.filter_groups.enable)
     evicts groups with equal rewards, too. Each evicted group is replaced by a fresh one, at the same look.
-    Not modelled: groups that fail; the order of equally old groups, which is that of a set (here that of their submission).
+    Not modelled: groups that fail; the order of equally old groups, which is the order of a set (here, of submission).
     """
     shared = verl_v1(1, warmup_batches, max_span, on_stale, filter_groups, sleeps=True)
     return System(schedule="colocated, the next batch ahead", **shared)
@@ -333,7 +346,7 @@ def verl_v1_separate_async(
     counts steps. An update trains as soon as a mini-batch of groups is ready, those of the oldest steps first. After the last
     one of a step, requests are aborted with their tokens, the weights are broadcast and loaded, and generation resumes: an
     aborted request goes on at its server, a second after it was aborted at the earliest, and prefills its tokens again.
-    `log_probs` is 1 unless rollout_correction.bypass_mode takes those of the rollout. With `enable_switch`
+    `log_probs` is 1 unless rollout_correction.bypass_mode takes the rollout's. With `enable_switch`
     (hybrid_rollout.enable_switch), the trainer's GPUs roll out too: from the start, and from the end of a step, if fewer groups
     are ready for the next than the threshold and those that are missing would cost more seconds than the last
     `switch_cost_window_size` switches each way did; all responses are then dealt anew. They come back when the threshold is
@@ -342,7 +355,7 @@ def verl_v1_separate_async(
     and falls (`switch_threshold_step_down`) from as many that did not. A switch takes what it executes: requests leave, states
     go to the host or come back (`training.switch_s` and `offload`), workers load the weights.
     Not modelled: responses that go to lent workers at once, and wait there for the load; the second that responses wait that a
-    switch moves; weights that go to the host and back where log-probs are those of the step's first weights; as for
+    switch moves; weights that go to the host and back where log-probs are of the step's first weights; as for
     verl_v1_colocate_async.
     """
     switch = partial(
@@ -383,7 +396,7 @@ def rlinf_dynamic(
     first size again, and all workers load the new weights. `pre_process` (`cluster.use_pre_process_policy`): the trainer's GPUs
     roll out, too, until no more than half of the responses run, looked at every second. `wait_before_last`
     (`cluster.use_wait_before_last_iter_policy`): the last mini-batch waits for the end of rollout, and for all GPUs. Defaults
-    are those of RLinf's example, with its workers for log-probs at rollout.
+    are from RLinf's example, with its workers for log-probs at rollout.
     Not modelled: workers for log-probs of their own, which the trainer computes here; a trainer that takes a part of a worker's
     GPUs; RLinf's waits of .1 s for instances that stop.
     """
@@ -517,7 +530,7 @@ def miles_async(
     `max_concurrent_samples` (`--async-max-concurrent-samples`); a group starts as soon as as many samples as it has are
     finished, of whatever groups (`submission_granularity`: or when a group is). Finished groups wait in a buffer of
     `data_buffer_capacity_factor` batches; if it is full, no group starts. Batches are taken in the order of finishing. A
-    group is too stale if one of its responses ended more than `max_weight_staleness` versions before that of the engines
+    group is too stale if one of its responses ended more than `max_weight_staleness` versions before the version of the engines
     when the batch was asked for, as the one before began to train; its prompts are dropped, or start again before new ones
     (`unused_samples_handler`). After every `update_weights_interval`-th update the trainer waits for the next batch, and
     all workers load; running requests recompute their KV cache (retract) or keep it (in_place). miles refuses the mode

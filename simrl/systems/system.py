@@ -39,7 +39,7 @@ MOST_ROUNDS = 10  # of dynamic sampling for one batch, as in verl's recipe
 assert set(Plain.__args__) == set(DISPATCHES)  # type: ignore[attr-defined]
 
 
-Filter = bool | Literal["after_log_probs", "polled"]
+Filter = bool | Literal["after_log_probs"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ class System:
     speculation: Speculation | None = None
     best_of_n: BestOfN | None = None
     dynamic_sampling: DynamicSampling | None = None
-    filter_groups: Filter = False
+    filter_groups: Filter | Literal["polled"] = False
     prefix_caching: bool = True
     critic: Literal["serial", "fused"] | None = None
     adapt_split_every: int = 0

@@ -50,7 +50,7 @@ class Books:
 
     @property
     def run(self):
-        return SimpleNamespace(dispatcher=SimpleNamespace(free=self.free))
+        return SimpleNamespace(dispatcher=SimpleNamespace(free=self.free), steps=10**9)
 
     def start(self, number, stamp=0):
         self.kept += 1

@@ -133,6 +133,7 @@ def skyrl_async(
     running: LoadMode = "recompute" if clear_kv_cache_on_weight_sync else "keep"
     return System(
         pipeline=partial(buffered, rules=rules),
+        pauses=True,
         schedule="fully asynchronous",
         on_update=OnUpdate(running, salted=use_cache_salt),
         paper="SkyRL, fully asynchronous trainer",
@@ -167,6 +168,7 @@ def trl_async(
     )
     return System(
         pipeline=partial(buffered, rules=rules),
+        pauses=True,
         schedule="fully asynchronous, a fixed number in flight",
         on_update=OnUpdate("keep"),
         paper="TRL, AsyncGRPOTrainer",
@@ -195,6 +197,7 @@ def open_instruct(async_steps: Count = 8, inflight_updates: bool = True) -> Syst
     )
     return System(
         pipeline=partial(buffered, rules=rules),
+        pauses=True,
         schedule="fully asynchronous, batches prepared ahead",
         on_update=OnUpdate("keep" if inflight_updates else "drain"),
         paper="Open-Instruct (Olmo 3)",
@@ -224,6 +227,7 @@ def pipeline_rl(
     )
     return System(
         pipeline=partial(buffered, rules=rules),
+        pauses=True,
         schedule="fully asynchronous, weights in flight",
         on_update=OnUpdate("keep"),
         dispatch=replace(DISPATCHES["least_requests"], per_worker=llm_max_rollouts),
@@ -508,6 +512,7 @@ def slime_fully_async(
     return System(
         pipeline=partial(buffered, rules=rules),
         on_update=OnUpdate("start_over" if aborted == "start_over" else "recompute"),
+        pauses=True,
         schedule="fully asynchronous, a pool",
         paper="slime, fully_async_rollout",
         off_policyness=None,
@@ -557,6 +562,7 @@ def miles_async(
     )
     return System(
         pipeline=partial(buffered, rules=rules),
+        pauses=True,
         schedule="fully asynchronous, a batch in flight",
         on_update=OnUpdate("keep" if pause_generation_mode == "in_place" else "recompute"),
         paper="miles, --fully-async",
@@ -592,6 +598,7 @@ def roll_async(
     return System(
         pipeline=partial(buffered, rules=rules),
         elastic="updates" if partial_gpu_mode else None,
+        pauses=True,
         schedule="asynchronous, a ratio of batches ahead",
         paper="ROLL, arXiv 2506.06122",
         off_policyness=math.ceil(async_generation_ratio),

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
-from simrl.dispatch.elastic import ElasticPool
-from simrl.dispatch.split import adapt
+from simrl.dispatch.elastic import ElasticPool, adapt
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError, StoppedError

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simrl.dispatch.split import wanted_train_units
+from simrl.dispatch.elastic import wanted_train_units
 from simrl.errors import InputError
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate

@@ -563,12 +563,14 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
         return gpus // unit + extra, cluster.train.gpus if cluster.train else gpus
     workers = _share(gpus, system.rollout_share) // unit
     train_gpus = gpus - workers * unit
-    if workers == 0 or train_gpus == 0:
-        raise InputError(
+    refuse(
+        (
+            workers == 0 or train_gpus == 0,
             f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs, {unit} a worker, leaves "
             f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share",
-            cause="GPUs of a pool",
-        )
+        ),
+        cause="GPUs of a pool",
+    )
     return workers, train_gpus
 
 

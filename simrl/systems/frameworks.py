@@ -76,7 +76,7 @@ def prime_rl(
         ahead=prime_rl_words.TARGET_LAG,
         overlaps=True,
         begin=partial(
-            prime_rl_words.control,
+            prime_rl_words.Control,
             least=min_inflight,
             most=max_inflight,
             initial=initial_inflight,

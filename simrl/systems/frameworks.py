@@ -27,9 +27,9 @@ from simrl.pipelines.verl_v1 import (
     switching,
 )
 from simrl.pipelines.words import (
+    batches_ahead,
     batches_taken,
     finished_first,
-    kept_ahead,
     lends_each_update,
     limit_in_flight,
     older,
@@ -108,12 +108,12 @@ def skyrl_async(
     (`sample_full_batch`).
     Not modelled: each epoch ends with nothing running; such groups are dropped here when they are scored, there when taken.
     """
+    bound, most = max_staleness_steps + 1, num_parallel_generation_workers
     rules = Rules(
         budget=partial(
-            kept_ahead,
+            batches_ahead,
             ahead=max_staleness_steps,
-            most=num_parallel_generation_workers,
-            default=768,
+            at_once=lambda batch: most or min(max(768, batch), batch * bound),
         ),
         ready=finished_first,
     )

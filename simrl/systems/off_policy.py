@@ -345,7 +345,7 @@ def nemo_rl_async(
         at_once, ready = max_age + 1, two_then_in_order
     running: LoadMode = "drain" if not in_flight else "recompute" if recompute_kv else "keep"
     rules = Rules(
-        budget=partial(batches_ahead, ahead=max_age, at_once=at_once),
+        budget=partial(batches_ahead, ahead=max_age, at_once=lambda batch: at_once * batch),
         ready=ready,
         admits=False,
     )

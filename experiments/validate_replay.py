@@ -51,8 +51,7 @@ from simrl_replay.replayer import (
     replay,
 )
 from simrl_replay.sized import with_measured_loads
-from simrl_replay.speculative import forced as with_an_oracle
-from simrl_replay.speculative import replayed_form
+from simrl_replay.speculative import forced as with_an_oracle, replayed_form
 
 LAYERS, HIDDEN, VOCAB = 4, 256, 1024
 PROMPT_TOKENS = (20, 60)

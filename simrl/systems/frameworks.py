@@ -10,8 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from simrl.dispatch.rules import DISPATCHES
-from simrl.pipelines import prime_rl as prime_rl_words
-from simrl.pipelines import samplers
+from simrl.pipelines import prime_rl as prime_rl_words, samplers
 from simrl.pipelines.batchwise import batchwise
 from simrl.pipelines.buffered import Rules, buffered
 from simrl.pipelines.rlinf_dynamic import rlinf_dynamic as rlinf_dynamic_pipeline

@@ -4,8 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from simrl.errors import InputError
 from simrl.pipelines.batchwise import batchwise

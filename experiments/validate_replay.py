@@ -38,7 +38,7 @@ from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
 from simrl.show.figures.agree import agreement_figure
 from simrl.show.style import save
-from simrl.simulate.prepare import Prepared, prepare, with_measured_loads
+from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.trace import Trace, TraceMetadata, write_trace
 from simrl_replay.random_model import make_model, nudge
@@ -50,8 +50,8 @@ from simrl_replay.replayer import (
     process_fleet,
     replay,
 )
-from simrl_replay.speculative import forced as with_an_oracle
-from simrl_replay.speculative import replayed_form
+from simrl_replay.sized import with_measured_loads
+from simrl_replay.speculative import forced as with_an_oracle, replayed_form
 
 LAYERS, HIDDEN, VOCAB = 4, 256, 1024
 PROMPT_TOKENS = (20, 60)

@@ -12,23 +12,23 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from simrl.commands.acceptance import acceptance as acceptance
     from simrl.commands.advise import advise as advise
-    from simrl.commands.calibrate import calibrate as calibrate
-    from simrl.commands.calibrate import whatif as whatif
-    from simrl.commands.compare import compare as compare
-    from simrl.commands.compare import run as run
+    from simrl.commands.calibrate import calibrate as calibrate, whatif as whatif
+    from simrl.commands.compare import compare as compare, run as run
     from simrl.commands.init import init as init
-    from simrl.commands.results import agree as agree
-    from simrl.commands.results import diff as diff
-    from simrl.commands.results import explain as explain
-    from simrl.commands.results import report as report
+    from simrl.commands.results import (
+        agree as agree,
+        diff as diff,
+        explain as explain,
+        report as report,
+    )
     from simrl.commands.sweep import sweep as sweep
-    from simrl.errors import InputError as InputError
-    from simrl.errors import StoppedError as StoppedError
-    from simrl.result.result import Result as Result
-    from simrl.result.result import read_result as read_result
-    from simrl.trace.trace import Trace as Trace
-    from simrl.trace.trace import read_trace as read_trace
-    from simrl.trace.trace import write_trace as write_trace
+    from simrl.errors import InputError as InputError, StoppedError as StoppedError
+    from simrl.result.result import Result as Result, read_result as read_result
+    from simrl.trace.trace import (
+        Trace as Trace,
+        read_trace as read_trace,
+        write_trace as write_trace,
+    )
 
 _MODULES = {
     "simrl.commands.acceptance": ("acceptance",),

@@ -19,8 +19,7 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
-from simrl.study.executors import Outcomes as Coming
-from simrl.study.executors import Processes, each
+from simrl.study.executors import Outcomes as Coming, Processes, each
 from simrl.study.point import Digests, Point
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import RECIPES, parameters_of

@@ -13,6 +13,7 @@ from experiments.reproduce.real_board import HEADS, Entry, cells, notes
 from experiments.reproduce.real_scores import (
     CLASS_HEADS,
     FAR,
+    HEADS as TOTAL_HEADS,
     LEAVE_ONE_OUT,
     by_class,
     causes,
@@ -20,7 +21,6 @@ from experiments.reproduce.real_scores import (
     signed,
     table,
 )
-from experiments.reproduce.real_scores import HEADS as TOTAL_HEADS
 from experiments.reproduce.real_setups import read_setups
 from experiments.shared import markdown
 from simrl.validation import in_words

@@ -95,7 +95,7 @@ def replay(
     come from the trace, tokens are really generated, weights really loaded; training takes the
     predicted time.
     """
-    from simrl.simulate.prepare import prepare, with_measured_loads
+    from simrl.simulate.prepare import prepare
     from simrl_replay.replayed import (
         chosen_scenario,
         default_folder,
@@ -104,6 +104,7 @@ def replay(
         with_workers,
     )
     from simrl_replay.replayer import ReplayConfig
+    from simrl_replay.sized import with_measured_loads
     from simrl_replay.speculative import replayed_form
 
     if device not in ("cpu", "cuda"):

@@ -27,7 +27,7 @@ from simrl.show.style import save
 from simrl.show.tables.agree import print_agreement, repeats_line
 from simrl.show.tables.compare import not_drafted
 from simrl.show.text import Screen, say
-from simrl.simulate.prepare import Prepared, gpus_for, prepare
+from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.study.compare import folder_name, run_names
 from simrl.study.executors import connect
@@ -45,6 +45,7 @@ from simrl_replay.replayer import (
     process_fleet,
     replay,
 )
+from simrl_replay.sized import gpus_for
 from simrl_replay.vllm_adapter import EngineSettings
 
 

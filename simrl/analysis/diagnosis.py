@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from simrl.analysis.critical_path import CriticalPath, seconds_of
 from simrl.analysis.gpu_hours import PARTS, SYNC, Waterfall
 from simrl.analysis.run_view import busy_clock
-from simrl.dispatch.split import BUSY_ENOUGH, TARGET
+from simrl.dispatch.elastic import BUSY_ENOUGH, TARGET
 from simrl.result.result import Result
 from simrl.result.timeline import rolls_out, spans
 from simrl.systems.recipes import RECIPES, make_system, parameters_of

@@ -201,8 +201,7 @@ def advise(
     """
     from simrl.commands.workload import dimensions, fixed, folder_or_temporary, report_overruled
     from simrl.show.tables.advise import print_advice
-    from simrl.study.advice import advise as advised
-    from simrl.study.advice import goal_on
+    from simrl.study.advice import advise as advised, goal_on
     from simrl.study.goal import seconds_of
     from simrl.study.grid import listed
     from simrl.study.robustness import ENDS

@@ -98,10 +98,12 @@ def ranking_groups(
     prompts than groups.
     """
     medians = median_tokens(prompt_ids, response_tokens)
-    if not 1 <= groups <= len(medians):
-        raise InputError(
-            f"groups {groups}: {len(medians)} prompts have a history; ask for 1 to {len(medians)} groups"
+    refuse(
+        (
+            not 1 <= groups <= len(medians),
+            f"groups {groups}: {len(medians)} prompts have a history; ask for 1 to {len(medians)} groups",
         )
+    )
     prompts, tokens = np.asarray(prompt_ids), np.asarray(response_tokens)
     ranked = np.array(sorted(medians, key=lambda prompt: medians[prompt]))
     ranking = []

@@ -141,8 +141,8 @@ class Dispatcher:
     def withdraw_groups(self, runs: Sequence[GroupRun]) -> None:
         """Take the unfinished responses of groups back."""
         if (whole := self._workers[0].groups) is not None:
-            whole.withdraw([run for run in runs if run.first is not None])
-        followed = [sample for run in runs if run.first is None for sample in run.samples]
+            whole.withdraw([run for run in runs if run.first >= 0])
+        followed = [sample for run in runs if run.first < 0 for sample in run.samples]
         self.withdraw([sample for sample in followed if sample.uid in self._jobs])
 
     def _expect(self, samples: Sequence[Sample]) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Literal
 
 from simrl.pipelines.streaming import Finished, GroupStream
 from simrl.pipelines.words import submitted_first
@@ -40,25 +41,18 @@ CONCURRENT_BATCHES = 4
 
 @dataclass
 class Admission:
-    """The bound that holds back the next group, and for how many seconds: on running groups, or
-    η."""
+    """The bound that holds back the next group (None: neither) since `since_s`, and for how many
+    seconds each did so far: the one on running groups, or η."""
 
     seconds: dict[str, float] = field(default_factory=lambda: {"concurrency": 0.0, "eta": 0.0})
-    _now: tuple[str, float] | None = None
+    bound: Literal["concurrency", "eta"] | None = None
+    since_s: float = 0.0
 
-    def note(self, running: int, submitted: int, time_s: float) -> int:
-        """Note the room under both bounds. Return the smaller one."""
-        self.close(time_s)
-        self._now = ("concurrency" if running < submitted else "eta", time_s)
-        return min(running, submitted)
-
-    def close(self, time_s: float) -> int:
-        """Count no time until the next note: neither bound holds groups back. Return the room:
-        none."""
-        if self._now is not None:
-            self.seconds[self._now[0]] += time_s - self._now[1]
-        self._now = None
-        return 0
+    def note(self, bound: Literal["concurrency", "eta"] | None, time_s: float) -> None:
+        """Note the bound that holds groups back from `time_s` on."""
+        if self.bound is not None:
+            self.seconds[self.bound] += time_s - self.since_s
+        self.bound, self.since_s = bound, time_s
 
 
 def in_time(left: Iterable[int], version: int, eta: int, batch: int) -> bool:
@@ -76,7 +70,7 @@ def budget(stream: GroupStream, *, eta: int, most: int | None) -> int:
     batches). The run notes which bound holds groups back."""
     admission: Admission = stream.facts.setdefault("admission", Admission())
     running = len(stream.running)
-    bounds = capacity(
+    by_running, by_eta = capacity(
         eta,
         stream.version,
         stream.batch,
@@ -84,7 +78,8 @@ def budget(stream: GroupStream, *, eta: int, most: int | None) -> int:
         running,
         stream.kept - running,
     )
-    return admission.note(*bounds, stream.now_s)
+    admission.note("concurrency" if by_running < by_eta else "eta", stream.now_s)
+    return min(by_running, by_eta)
 
 
 @dataclass

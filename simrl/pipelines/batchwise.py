@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import simpy
 
-from simrl.errors import InputError
+from simrl.errors import refuse
 from simrl.pipelines.batch import Batch, MakeCollector, submit_groups
 from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import refilled
@@ -54,10 +54,12 @@ class OneByOne(simpy.Store):
 def coupled(run: RunContext, *, generations: int) -> simpy.events.ProcessGenerator:
     """Train step after step: a step's groups in `generations` equal parts, each rolled out when the
     gradients of the part before are computed, all with one version."""
-    if run.dynamic_sampling is not None:
-        raise InputError(
-            "system: generations and dynamic_sampling exclude each other; leave one of them out"
+    refuse(
+        (
+            run.dynamic_sampling is not None,
+            "system: generations and dynamic_sampling exclude each other; leave one of them out",
         )
+    )
     for k in range(run.steps):
         if k:
             yield run.load_weights()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import simpy
 
 from simrl.runtime.events import gather
-from simrl.runtime.worker import RECOMPUTE, OnUpdate
+from simrl.runtime.worker import RECOMPUTE, LoadMode, OnUpdate, RolloutWorker
 
 if TYPE_CHECKING:  # so that systems can be listed without them
     from simrl.dispatch.dispatcher import Dispatcher
@@ -23,7 +23,6 @@ if TYPE_CHECKING:  # so that systems can be listed without them
     from simrl.runtime.recorder import Recorder
     from simrl.runtime.rollout import Rollout
     from simrl.runtime.trainer import Rewarder, Trainer
-    from simrl.runtime.worker import LoadMode, RolloutWorker
     from simrl.speculation.best_of_n import BestOfN
     from simrl.trace.workload import Workload
 

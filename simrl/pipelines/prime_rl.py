@@ -26,17 +26,12 @@ def budget(stream: GroupStream) -> int:
     return stream.run.dispatcher.free if is_open else 0
 
 
-def control(stream: GroupStream, *, least: int, most: int, initial: int | None) -> None:
-    """Let the limit of responses in flight follow the engines, and grow in `Bursts`."""
-    rule = AdaptiveConcurrency(least, most, initial, stream.run.context_tokens)
-    _Control(stream, rule)
+class Control:
+    """A run's limit of responses in flight, which follows the engines, and grows in `Bursts`."""
 
-
-class _Control:
-    """A run's limit of responses in flight."""
-
-    def __init__(self, stream: GroupStream, rule: AdaptiveConcurrency) -> None:
-        self._stream, self._rule, self._bursts = stream, rule, Bursts(stream.group_size)
+    def __init__(self, stream: GroupStream, *, least: int, most: int, initial: int | None) -> None:
+        self._stream, self._bursts = stream, Bursts(stream.group_size)
+        self._rule = AdaptiveConcurrency(least, most, initial, stream.run.context_tokens)
         self._in_flight = 0  # before the next response ends
         stream.on_response, stream.on_admitted = self._response_ended, self._look
         self._limit()

@@ -14,7 +14,6 @@ that divides its groups.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import count
 from math import ceil
 
@@ -45,7 +44,7 @@ def rlinf_dynamic(
     for _ in range(run.steps):
         groups, batch, parts = run.workload.next_batch(), Batch(run, part_groups), OneByOne(run.env)
         over = submit_groups(run, batch, groups)
-        on_fire(over, partial(_close, batch))
+        on_fire(over, lambda _, batch=batch: batch.close())  # type: ignore[misc]
         if pre_process:
             while pool.running > sum(map(len, groups)) // 2:
                 yield run.env.timeout(POLL_S)
@@ -74,7 +73,3 @@ def rlinf_dynamic(
         loaded = run.load_weights()
         yield from pool.come_back(pre_process)
         yield loaded
-
-
-def _close(batch: Batch, over: object) -> None:
-    batch.close()

@@ -9,7 +9,6 @@ counted, and what bounds it, is a rule of the system (`simrl.pipelines.words`,
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -82,7 +81,7 @@ class GroupStream:
         self._finished: dict[int, list[Rollout]] = {}  # of running groups that were taken back
         self._sleeps = False  # from `sleep` to `wake`
         self._asleep: dict[int, list[Rollout]] = {}  # what was taken back meanwhile, by number
-        self._again_s = math.inf  # when the budget is looked at again
+        self._looks_s: set[float] = set()  # at which the budget is looked at again
         self.paused = False  # whether no group may begin
         self.unfinished = 0  # responses of running groups, where they are followed
         self.by_response = False  # whether `room` changes whenever a response ends
@@ -94,8 +93,6 @@ class GroupStream:
         self.run = run
         self._room = room
         self._news = Signal(run.env)
-        self._generating = 0  # groups with a response that is not finished
-        self._drained = Signal(run.env)
 
     @property
     def version(self) -> int:
@@ -166,7 +163,10 @@ class GroupStream:
     def _checked_room(self, rule: Callable[[], int]) -> int:
         """Return the room that the rule has. Raise `InputError` if it would have another without
         the groups that were submitted and dropped."""
-        without_dropped = self._without_dropped(rule) if self.dropped else None
+        submitted, dropped = self.submitted, self.dropped
+        self.submitted, self.dropped = self.kept, 0
+        without_dropped = self._called(rule) if dropped else None
+        self.submitted, self.dropped = submitted, dropped
         room = self._called(rule)
         if without_dropped not in (None, room):
             raise InputError(
@@ -185,20 +185,12 @@ class GroupStream:
         except (InputError, StoppedError):
             raise
         except Exception as error:  # a package may raise anything
-            kind = type(error).__name__
-            raise InputError(f"{place} raises {kind} ({first_line(error)}){meant}") from error
+            raise InputError(
+                f"{place} raises {type(error).__name__} ({first_line(error)}){meant}"
+            ) from error
         if not isinstance(room, int | np.integer | np.bool_ | float) or room != room:
             raise InputError(f"{place} returns {shortened(room)}{meant}")
         return room
-
-    def _without_dropped(self, rule: Callable[[], int]) -> int:
-        """Return the room as it would be if the dropped groups had never been submitted."""
-        counts = self.submitted, self.dropped
-        self.submitted, self.dropped = self.kept, 0
-        try:
-            return self._called(rule)
-        finally:
-            self.submitted, self.dropped = counts
 
     def submit(self, to: int) -> list[tuple[Sample, simpy.Event]]:
         """Submit the next group to one worker. Return its samples with their dispatcher events."""
@@ -218,7 +210,6 @@ class GroupStream:
         if not self._in_line:
             self._line_up(*self.run.workload.next_groups(1))
         number, rollouts = self._in_line.popleft()
-        self._generating += 1
         self.running[number] = self._stamp()
         return number, rollouts
 
@@ -233,7 +224,7 @@ class GroupStream:
         """Let no group begin before `resume`."""
         self.paused = True
         if "admission" in self.facts:
-            self.facts["admission"].close(self.now_s)
+            self.facts["admission"].note(None, self.now_s)
 
     def resume(self) -> None:
         """Let groups begin again."""
@@ -244,11 +235,9 @@ class GroupStream:
         """Take what runs back from the workers, with its tokens, and let no group begin, until
         `wake`. Return an event that fires when nothing is there."""
         self.pause()
-        self._sleeps = True
-        out = [group for group in self._at_workers.values() if not group.over.triggered]
-        if out:
-            self.run.dispatcher.withdraw_groups(out)
-        return gather(self.run.env, [group.over for group in out])
+        self._sleeps, drained = True, self.drained()
+        self.run.dispatcher.withdraw_groups(self._generating)
+        return drained
 
     def wake(self) -> None:
         """Let what was taken back go on, each response at its worker."""
@@ -321,16 +310,10 @@ class GroupStream:
         self.facts["stale_samples"] = self.facts.get("stale_samples", 0) + responses
 
     def again(self, time_s: float) -> None:
-        """Call `admit` again at `time_s`, if not before: for budgets that grow with time."""
-
-        def admit() -> None:
-            if self._again_s <= self.now_s:
-                self._again_s = math.inf
-                self.admit()
-
-        if time_s < self._again_s:
-            self._again_s = time_s
-            call_at(self.run.env, time_s, admit)
+        """Call `admit` again at `time_s`: for budgets that grow with time."""
+        if time_s not in self._looks_s:
+            self._looks_s.add(time_s)
+            call_at(self.run.env, time_s, self.admit)
 
     @property
     def _pipeline(self) -> str:
@@ -372,7 +355,12 @@ class GroupStream:
 
     def drained(self) -> simpy.Event:
         """Return an event that fires when no response of any group is unfinished."""
-        return self._drained.next if self._generating else self.run.env.timeout(0)
+        return gather(self.run.env, [group.over for group in self._generating])
+
+    @property
+    def _generating(self) -> list[GroupRun]:
+        """The groups with a response that is not finished."""
+        return [group for group in self._at_workers.values() if not group.over.triggered]
 
     def _ended(self, number: int, ended: Any) -> None:
         if not ended.ok:
@@ -384,9 +372,6 @@ class GroupStream:
         if self._sleeps and not is_evicted and not is_done:
             self._asleep[number] = rollouts
             return
-        self._generating -= 1
-        if not self._generating:
-            self._drained.fire()
         if is_evicted:
             self._gone(number, rollouts)
         elif not is_done:  # taken back

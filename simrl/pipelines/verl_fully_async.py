@@ -59,24 +59,24 @@ def update_groups(batch: int, mini_batch: int | None, require_batches: int, sync
 def bounds(
     stream: GroupStream, staleness: float, sync_step: int, per_replica: int
 ) -> tuple[int, int, int, int]:
-    """Return what `room` takes: groups taken before the last synchronisation do not count."""
+    """Return what `room` takes: groups taken before the last synchronisation do not count, and not
+    the one that was forgotten then."""
     required = max_required(stream.batch, 1, staleness, sync_step)
     replicas = max(len(stream.run.dispatcher.active), 1)
     concurrent = max_concurrent(replicas, per_replica, required)
-    return stream.kept - stream.taken_before_sync, required, len(stream.running), concurrent
+    counted = stream.kept - stream.taken_before_sync - stream.facts.get("forgotten", 0)
+    return counted, required, len(stream.running), concurrent
 
 
 def budget(stream: GroupStream, *, staleness: float, sync_step: int, per_replica: int) -> int:
     """Return the room of `room`, and of the group that was forgotten at the last synchronisation."""
-    counted, *others = bounds(stream, staleness, sync_step, per_replica)
-    return room(counted - stream.facts.get("forgotten", 0), *others)
+    return room(*bounds(stream, staleness, sync_step, per_replica))
 
 
 def forget(stream: GroupStream, *, staleness: float, sync_step: int, per_replica: int) -> None:
     """Note whether a synchronisation forgets a group: one that is counted, but waits for another to
     end, neither runs nor is in the queue, from which the count begins anew."""
     counted, required, active, concurrent = bounds(stream, staleness, sync_step, per_replica)
-    counted -= stream.facts.get("forgotten", 0)
     stream.facts["forgotten"] = int(counted < required and active >= concurrent)
 
 

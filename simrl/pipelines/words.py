@@ -15,20 +15,11 @@ from simrl.pipelines.streaming import Finished, GroupStream
 # Budgets: how many more groups may start now.
 
 
-def batches_ahead(stream: GroupStream, *, ahead: int, at_once: int) -> int:
-    """Return the room for the batches of the updates up to `ahead` after the version noted last,
-    with at most `at_once` batches running."""
+def batches_ahead(stream: GroupStream, *, ahead: int, at_once: Callable[[int], int]) -> int:
+    """Return the room for the batches of the updates up to `ahead` after the version noted last (as
+    AReaL's capacity), with at most `at_once` groups running, given the groups of a batch."""
     kept = (stream.noted_version + ahead + 1) * stream.batch - stream.kept
-    return min(at_once * stream.batch - len(stream.running), kept)
-
-
-def kept_ahead(stream: GroupStream, *, ahead: int, most: int | None, default: int) -> int:
-    """Return the room of AReaL's capacity for `ahead` batches beyond the version noted last; `most`
-    groups run at once (None: `default`, between one batch and `ahead` + 1)."""
-    batch = stream.batch
-    at_once = most or min(max(default, batch), batch * (ahead + 1))
-    kept = (ahead + stream.noted_version + 1) * batch - stream.kept
-    return min(at_once - len(stream.running), kept)
+    return min(at_once(stream.batch) - len(stream.running), kept)
 
 
 def responses_in_flight(stream: GroupStream, *, waiting: int) -> int:

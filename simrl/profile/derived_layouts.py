@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from simrl.profile.hardware import GPUS, Gpu
-from simrl.profile.hardware import gpu as gpu_named
+from simrl.profile.hardware import GPUS, Gpu, gpu as gpu_named
 from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.model_shape import MODELS, ModelShape, model_shape
 from simrl.profile.profile import TableProfile, joined, read_profile

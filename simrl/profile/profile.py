@@ -30,10 +30,8 @@ from numpy.typing import NDArray
 from simrl.errors import InputError, first_line, meant, refuse
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.profile.compiled import inlined, lean, lean_kernel
-from simrl.profile.interpolation import Floats as Floats
-from simrl.profile.interpolation import interpolate, interpolate4
-from simrl.profile.metadata import METADATA_KEY as METADATA_KEY
-from simrl.profile.metadata import ProfileMetadata as ProfileMetadata
+from simrl.profile.interpolation import Floats as Floats, interpolate, interpolate4
+from simrl.profile.metadata import METADATA_KEY as METADATA_KEY, ProfileMetadata as ProfileMetadata
 from simrl.profile.model_shape import known_name
 from simrl.profile.shipped import PROFILES, by_name
 

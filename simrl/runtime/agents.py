@@ -103,11 +103,13 @@ def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> Non
         workers * limits.dp * limits.max_num_seqs,
         f" × dp {limits.dp}" if limits.dp > 1 else "",
     )
-    if config.max_concurrent is not None and config.max_concurrent > most:
-        raise InputError(
+    refuse(
+        (
+            config.max_concurrent is not None and config.max_concurrent > most,
             f"agents.max_concurrent is {config.max_concurrent}: {workers} workers run at most {most} sequences at a time "
-            f"(engine.max_num_seqs {limits.max_num_seqs}{ranks}); use at most {most}, more max_num_seqs, or more GPUs"
+            f"(engine.max_num_seqs {limits.max_num_seqs}{ranks}); use at most {most}, more max_num_seqs, or more GPUs",
         )
+    )
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 import simpy
 
-from simrl.errors import InputError, refuse
+from simrl.errors import refuse
 from simrl.runtime.events import Background, call_last, idle
 from simrl.runtime.worker import Worker
 from simrl.scenario.faults import Fault, Lost, Slow, WeightSyncDelayed
@@ -52,15 +52,17 @@ def check_faults(
         if fault.kind == "lost" and fault.ends_s is None
     ]
     gone = {fault.worker: i for i, fault in for_good if fault.worker is not None}
-    if len(gone) == workers:
-        raise InputError(
-            f"faults: all {workers} rollout workers are lost for good; give one of them a back_s"
-        )
-    if gone and waits_for_lost:
-        worker, i = next(iter(gone.items()))
-        raise InputError(
-            f"faults.{i}: worker {worker} is lost for good, and this system's samples wait for their worker; give it a back_s"
-        )
+    worker, i = next(iter(gone.items()), (0, 0))
+    refuse(
+        (
+            len(gone) == workers,
+            f"faults: all {workers} rollout workers are lost for good; give one of them a back_s",
+        ),
+        (
+            gone and waits_for_lost,
+            f"faults.{i}: worker {worker} is lost for good, and this system's samples wait for their worker; give it a back_s",
+        ),
+    )
 
 
 class HearsOfLosses(Protocol):

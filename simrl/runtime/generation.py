@@ -107,7 +107,6 @@ class Generation:
         tickets = Columns(self.fleet.arrays.tickets)
         for number in self._tickets(worker, slots).tolist():
             group = self._groups[tickets["group"].item(number)]
-            assert group.first is not None
             place, tokens = number - group.first, tickets["closed_tokens"].item(number)
             self._recorder.started_over(group.samples[place], tokens)
             group.partials = [*group.partials[:place], None, *group.partials[place + 1 :]]
@@ -159,7 +158,6 @@ class Generation:
         """Abort the unfinished responses of groups."""
         tickets, here = Columns(self.fleet.arrays.tickets), defaultdict[int, list[int]](list)
         for group in groups:
-            assert group.first is not None
             for number in range(group.first, group.first + len(group.samples)):
                 if tickets["version"].item(number) < 0:
                     here[tickets["engine"].item(number)].append(number)
@@ -229,7 +227,6 @@ class Generation:
                 group.complete.succeed([rollout for _, rollout in rollouts if rollout.done])
         if over:
             del self._groups[number]
-            assert group.first is not None
             for i in range(group.first, group.first + len(group.samples)):
                 self._closed.pop(i, None)
             self.fleet.close_group(number, group.first, len(group.samples))
@@ -240,7 +237,6 @@ class Generation:
     def _rollouts(self, group: GroupRun) -> list[tuple[tuple[float, int] | None, Rollout]]:
         """Return the rollouts of a group so far, each with its place in the order of all ends; None
         for one that has not ended."""
-        assert group.first is not None
         tickets = self.fleet.arrays.tickets[group.first : group.first + len(group.samples)][
             SHOWN
         ].tolist()

@@ -58,7 +58,7 @@ class GroupRun:
     If `needed` is set, `complete` fires with the first `needed` finished responses, and both events
     list responses in the order of finishing; otherwise `over` lists them in the order of the
     samples. A withdrawn response is not done. `over` fails if a worker fails. `first` is the number
-    of the group's first ticket, where it has tickets.
+    of the group's first ticket, -1 where it has none.
     """
 
     samples: Sequence[Sample]
@@ -66,7 +66,7 @@ class GroupRun:
     needed: int | None
     complete: simpy.Event
     over: simpy.Event
-    first: int | None = None
+    first: int = -1
 
 
 class WholeGroups(Protocol):

@@ -24,8 +24,7 @@ from pydantic import (
 
 from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
-from simrl.profile.hardware import GPUS, Gpu, known_gpu, whole_sheet
-from simrl.profile.hardware import gpu as gpu_named
+from simrl.profile.hardware import GPUS, Gpu, gpu as gpu_named, known_gpu, whole_sheet
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import model_shape
 from simrl.profile.precision import KvCache, Weights, require_precision

@@ -163,12 +163,14 @@ def _state_slots(engine: EngineConfig, left: float, state_bytes: float) -> int:
     the pool."""
     share = engine.mamba_full_memory_ratio / (1 + engine.mamba_full_memory_ratio)
     slots = engine.max_mamba_cache_size or int(share * left / state_bytes) - 1
-    if slots < STATES_OF_SEQUENCE:
-        raise InputError(
+    refuse(
+        (
+            slots < STATES_OF_SEQUENCE,
             f"{left * share / GIB:.1f} GiB a GPU are left for states of {state_bytes / GIB:.2f} GiB, of which SGLang gives a "
             f"sequence {STATES_OF_SEQUENCE}; use a larger tp, or raise engine.mamba_full_memory_ratio",
-            cause="memory of a worker",
-        )
+        ),
+        cause="memory of a worker",
+    )
     return slots
 
 

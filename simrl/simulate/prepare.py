@@ -7,10 +7,8 @@ of memory are per GPU.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from simrl.profile.extension import covering
 from simrl.profile.hardware import GIB, Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
-from simrl.profile.profile import ProfileMetadata, read_profile
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.worker import WorkerCosts
@@ -283,7 +280,7 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     method, rule, measured = system.speculation, system.best_of_n, scenario.speculation
     drafts = plan_drafting(method, measured, deployment, pool) if method else None
     tail = plan_tail(rule, drafts, measured, deployment, cluster.gpus) if rule else None
-    workers, train_gpus = _split(
+    workers, train_gpus = split_gpus(
         cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system
     )
     require_parallelism(training, model, train_gpus)
@@ -485,33 +482,6 @@ def _sleep_s(scenario: Scenario, model: ModelShape, tp: int) -> float:
     return copied / (PINNED_SHARE * cluster.rollout_kind.host_bytes_per_s)
 
 
-def with_measured_loads(scenario: Scenario, profile: ProfileMetadata | str | Path) -> Scenario:
-    """Return the scenario with `training.load_s` from a profile, or from the file of one: seconds
-    in which an engine loads weights from a folder, as in a replay. A scenario that sets `load_s` is
-    returned unchanged."""
-    if scenario.training.load_s is not None:
-        return scenario
-    metadata = profile if isinstance(profile, ProfileMetadata) else read_profile(profile).metadata
-    return scenario.with_fields("training", load_s=metadata.load_weights_s)
-
-
-def gpus_for(scenario: Scenario, workers: int) -> int:
-    """Return the fewest GPUs that give a scenario's system `workers` rollout workers. Raise
-    `InputError` if no number does."""
-    system, cluster = (
-        make_system(scenario.system.name, scenario.system.parameters),
-        scenario.cluster,
-    )
-    unit = cluster.worker_gpus
-    for gpus in range(unit, 128 * workers * unit, unit):
-        with suppress(InputError):
-            if _split(cluster.model_copy(update={"gpus": gpus}), unit, system)[0] == workers:
-                return gpus
-    raise InputError(
-        f"system {system.name}: no number of GPUs gives {workers} rollout workers of {unit} GPUs; ask for others"
-    )
-
-
 def _share(gpus: int, factor: float) -> int:
     """Return floor(gpus × factor), safe against float error."""
     return int(gpus * factor + 1e-9)
@@ -540,7 +510,7 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
     )
 
 
-def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:
+def split_gpus(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:
     """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs
     go to training, or stay idle where that has a pool of its own."""
     gpus = cluster.gpus
@@ -563,12 +533,14 @@ def _split(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]
         return gpus // unit + extra, cluster.train.gpus if cluster.train else gpus
     workers = _share(gpus, system.rollout_share) // unit
     train_gpus = gpus - workers * unit
-    if workers == 0 or train_gpus == 0:
-        raise InputError(
+    refuse(
+        (
+            workers == 0 or train_gpus == 0,
             f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs, {unit} a worker, leaves "
             f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share",
-            cause="GPUs of a pool",
-        )
+        ),
+        cause="GPUs of a pool",
+    )
     return workers, train_gpus
 
 

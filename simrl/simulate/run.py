@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
-from simrl.dispatch.elastic import ElasticPool
-from simrl.dispatch.split import adapt
+from simrl.dispatch.elastic import ElasticPool, adapt
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError, StoppedError
@@ -33,8 +32,7 @@ from simrl.runtime.history import LengthHistory
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
-from simrl.runtime.simulated_worker import SimulatedWorker
-from simrl.runtime.simulated_worker import simulated_workers as worker_fleet
+from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers as worker_fleet
 from simrl.runtime.spot_trainer import spot_trainer
 from simrl.runtime.trainer import Rewarder, Trainer
 from simrl.runtime.worker import Worker

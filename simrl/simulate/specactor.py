@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from simrl.engine.state import Limits
-from simrl.errors import InputError
+from simrl.errors import InputError, refuse
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile
 from simrl.profile.shipped import SHIPPED
@@ -54,11 +54,13 @@ def with_best_verifier(
                 and decoupled.objective == "tgs"
             )
             rates[tp] = (plan.decoupled.tgs if by_tgs and plan.decoupled else plan.rate), sized
-    if not rates:
-        raise InputError(
+    refuse(
+        (
+            not rates,
             f"speculation {speculation.name}: no verifier of {speculation.verifiers} GPUs holds "
-            f"{model_shape(scenario.model).name}; give larger ones"
+            f"{model_shape(scenario.model).name}; give larger ones",
         )
+    )
     return max(rates.values(), key=lambda rated: rated[0])[1]
 
 

@@ -65,11 +65,13 @@ def require_parallelism(training: TrainingConfig, model: ModelShape, train_gpus:
         gpus = "GPUs of a stage" if stages > 1 else "GPUs that train"
         require_divisor("training.expert_parallel", parallel, train_gpus // stages, gpus, experts)
         require_divisor("training.expert_parallel", parallel, experts, f"experts of {model.name}")
-    if training.expert_imbalance > parallel:
-        raise InputError(
+    refuse(
+        (
+            training.expert_imbalance > parallel,
             f"training.expert_imbalance is {training.expert_imbalance:g}: of {parallel} GPUs that divide the experts "
-            f"(training.expert_parallel), the busiest has {parallel} times the mean at most; use less"
+            f"(training.expert_parallel), the busiest has {parallel} times the mean at most; use less",
         )
+    )
 
 
 def require_training_precision(precision: str, gpu: Gpu, training: TrainingConfig) -> None:

@@ -27,8 +27,7 @@ from simrl.speculation.choices import BegMab, Strategy
 from simrl.speculation.draft_times import DraftTimes
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.gates import ELASTIC_ON, gate_allows
-from simrl.speculation.matching import Floats as Floats
-from simrl.speculation.matching import Ints as Ints
+from simrl.speculation.matching import Floats as Floats, Ints as Ints
 from simrl.speculation.siblings import SiblingIndex
 from simrl.speculation.windows import Fixed, WindowRule
 

@@ -36,8 +36,7 @@ from simrl.study.polish import polish
 from simrl.study.robustness import ENDS, WORDS, End, most_points, robustness
 from simrl.study.search import Option, Searched, best_of_each, front, judged, require_choice, search
 from simrl.study.search_space import Space
-from simrl.study.staleness_quality import BENCHMARKS, Quality, near
-from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
+from simrl.study.staleness_quality import BENCHMARKS, SOURCE as QUALITY_SOURCE, Quality, near
 from simrl.study.store import Outcomes, write_json
 from simrl.training.config import assumed_s, assumption, trained_by
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from simrl.dispatch.split import BUSY_ENOUGH, TARGET
+from simrl.dispatch.elastic import BUSY_ENOUGH, TARGET
 from simrl.errors import InputError
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache

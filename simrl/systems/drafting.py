@@ -13,9 +13,14 @@ from simrl.pipelines.full_batch import full_batch
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.choices import Elastic
 from simrl.speculation.drafter_training import SpotTraining
-from simrl.speculation.methods import SPECACTOR_DRAFTERS, draft_model, ngram, siblings
-from simrl.speculation.methods import specactor as specactor_drafting
-from simrl.speculation.methods import tlt as tlt_drafting
+from simrl.speculation.methods import (
+    SPECACTOR_DRAFTERS,
+    draft_model,
+    ngram,
+    siblings,
+    specactor as specactor_drafting,
+    tlt as tlt_drafting,
+)
 from simrl.speculation.windows import Fixed
 from simrl.systems.on_policy import in_turns
 from simrl.systems.system import GROUPS, Count, DraftTokens, System, recipe

@@ -11,8 +11,7 @@ from pydantic import Field
 
 from simrl.dispatch.rules import DISPATCHES
 from simrl.errors import refuse
-from simrl.pipelines import prime_rl as prime_rl_words
-from simrl.pipelines import samplers
+from simrl.pipelines import prime_rl as prime_rl_words, samplers
 from simrl.pipelines.batchwise import batchwise
 from simrl.pipelines.buffered import Rules, buffered
 from simrl.pipelines.rlinf_dynamic import rlinf_dynamic as rlinf_dynamic_pipeline
@@ -28,9 +27,9 @@ from simrl.pipelines.verl_v1 import (
     switching,
 )
 from simrl.pipelines.words import (
+    batches_ahead,
     batches_taken,
     finished_first,
-    kept_ahead,
     lends_each_update,
     limit_in_flight,
     older,
@@ -86,7 +85,7 @@ def prime_rl(
         ahead=prime_rl_words.TARGET_LAG,
         overlaps=True,
         begin=partial(
-            prime_rl_words.control,
+            prime_rl_words.Control,
             least=min_inflight,
             most=max_inflight,
             initial=initial_inflight,
@@ -118,12 +117,12 @@ def skyrl_async(
     (`sample_full_batch`).
     Not modelled: each epoch ends with nothing running; such groups are dropped here when they are scored, there when taken.
     """
+    bound, most = max_staleness_steps + 1, num_parallel_generation_workers
     rules = Rules(
         budget=partial(
-            kept_ahead,
+            batches_ahead,
             ahead=max_staleness_steps,
-            most=num_parallel_generation_workers,
-            default=768,
+            at_once=lambda batch: most or min(max(768, batch), batch * bound),
         ),
         ready=finished_first,
         begin=partial(

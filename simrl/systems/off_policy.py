@@ -14,8 +14,7 @@ from simrl.dispatch.placement import least_requests
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
 from simrl.dispatch.waiting import Fifo
-from simrl.pipelines import areal as areal_words
-from simrl.pipelines import verl_fully_async as verl_words
+from simrl.pipelines import areal as areal_words, verl_fully_async as verl_words
 from simrl.pipelines.batchwise import batchwise
 from simrl.pipelines.buffered import Rules, buffered
 from simrl.pipelines.full_batch import full_batch
@@ -345,7 +344,7 @@ def nemo_rl_async(
         at_once, ready = max_age + 1, two_then_in_order
     running: LoadMode = "drain" if not in_flight else "recompute" if recompute_kv else "keep"
     rules = Rules(
-        budget=partial(batches_ahead, ahead=max_age, at_once=at_once),
+        budget=partial(batches_ahead, ahead=max_age, at_once=lambda batch: at_once * batch),
         ready=ready,
         admits=False,
     )

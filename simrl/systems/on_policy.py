@@ -12,15 +12,13 @@ from simrl.dispatch.placement import least_requests
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.dispatch.seer import ContextAware
 from simrl.dispatch.waiting import Fifo
-from simrl.pipelines.april import first_complete
 from simrl.pipelines.batch import MakeCollector
 from simrl.pipelines.batchwise import batchwise, coupled
 from simrl.pipelines.context import DynamicSampling
 from simrl.pipelines.full_batch import full_batch
-from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rlhfuse import rlhfuse as rlhfuse_pipeline
 from simrl.pipelines.rollpacker import in_layouts, tail_batching
-from simrl.pipelines.sortedrl import shortest_first
+from simrl.pipelines.unfinished import first_complete, shortest_first, token_budget
 from simrl.systems.system import (
     GROUPS,
     MOST_ROUNDS,

@@ -106,7 +106,7 @@ class Shared(BaseModel):
     log_probs: NotNegative = 1  # passes: old policy, proximal policy
     # elsewhere, their tokens are prefilled again
     on_loss: Literal["elsewhere", "wait"] = "elsewhere"
-    adapt_split_every: NotNegative = 0  # updates (`simrl.dispatch.split`); 0 keeps the split
+    adapt_split_every: NotNegative = 0  # updates (`simrl.dispatch.elastic`); 0 keeps the split
     # a round, in batches (`simrl.pipelines.dynamic_sampling`)
     dynamic_sampling: Factor | None = None
     filter_groups: Filter = False

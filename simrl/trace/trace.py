@@ -35,9 +35,7 @@ from pydantic import BaseModel, Field
 
 from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
-from simrl.trace.sample import Response as Response
-from simrl.trace.sample import Sample as Sample
-from simrl.trace.sample import Turn as Turn
+from simrl.trace.sample import Response as Response, Sample as Sample, Turn as Turn
 from simrl.trace.validate import list_sums, refuse, shown, validate
 
 SCHEMA_VERSION = 1

@@ -5,8 +5,7 @@ from functools import cache
 
 import pyarrow.compute as pc
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.analysis.gpu_hours import PARTS, waterfall
 from simrl.result.result import Lane, Result, Step, Work

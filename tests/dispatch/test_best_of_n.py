@@ -8,8 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.rules import DISPATCHES

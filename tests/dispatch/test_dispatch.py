@@ -5,8 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.placement import even_split, least_requests, round_robin, round_robin_groups

@@ -4,10 +4,9 @@ from collections import defaultdict
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
-from simrl.dispatch.split import wanted_train_units
+from simrl.dispatch.elastic import wanted_train_units
 from simrl.errors import InputError
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate

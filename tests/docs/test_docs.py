@@ -15,9 +15,7 @@ import pytest
 import typer
 import yaml
 
-from docs.outputs import EXECUTED, PRINTED, Block, commands
-from docs.outputs import PAGES as RUN_PAGES
-from docs.outputs import blocks as blocks_of
+from docs.outputs import EXECUTED, PAGES as RUN_PAGES, PRINTED, Block, blocks as blocks_of, commands
 from simrl.commands import cli
 
 ROOT = Path(__file__).parents[2]

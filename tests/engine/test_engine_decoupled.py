@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.engine.engine import Engine, one_engine
 from simrl.engine.state import PAUSE, WATCH, Limits

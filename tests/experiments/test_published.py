@@ -16,9 +16,13 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from experiments.reproduce import board as board_module
-from experiments.reproduce import ledger as ledger_module
-from experiments.reproduce import predict, score, tlt
+from experiments.reproduce import (
+    board as board_module,
+    ledger as ledger_module,
+    predict,
+    score,
+    tlt,
+)
 from experiments.reproduce.board import board, in_words, totals
 from experiments.reproduce.lab import GIVEN, run_of
 from experiments.reproduce.ledger import Asked, Ledger, LedgerInput, PaperError, read_ledger

@@ -13,6 +13,7 @@ from simrl.pipelines import prime_rl, words
 from simrl.pipelines.buffered import Rules, buffered
 from simrl.result.metrics import summary
 from simrl.runtime.worker import EngineLoad
+from simrl.systems.recipes import make_system
 from tests.conservation import assert_nothing_is_lost
 from tests.helpers import prepared, rows, scenario, watch
 from tests.references import buffers
@@ -80,7 +81,11 @@ def test_skyrl_starts_a_group_exactly_if_its_staleness_manager_would():
         workers = rng.choice([None, rng.randint(batch, batch * (ahead + 1))])
         at_once = workers or min(max(768, batch), batch * (ahead + 1))
         real, stream = buffers.SkyRL(batch, ahead, at_once), Books(batch)
-        room = partial(words.kept_ahead, ahead=ahead, most=workers, default=768)
+        system = make_system(
+            "skyrl_async",
+            {"max_staleness_steps": ahead, "num_parallel_generation_workers": workers},
+        )
+        room = system.pipeline.keywords["rules"].budget
         for number in range(rng.randint(30, 80)):
             event = rng.choice(["start", "start", "finish", "filter", "update"])
             if event == "start":

@@ -10,8 +10,7 @@ from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from simrl.pipelines import verl_fully_async as verl
 from simrl.pipelines.areal import capacity, in_time

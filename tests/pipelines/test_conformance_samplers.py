@@ -4,8 +4,7 @@ sequences worked out by hand. A token takes a second; what is asked takes effect
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.errors import InputError
 from tests.helpers import ROOMY, counted, examples, on_gpus, prepared, rows, trace, watch

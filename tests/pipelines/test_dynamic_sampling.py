@@ -4,16 +4,14 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
+from hypothesis import assume, given, strategies as st
 
 from simrl.errors import InputError
-from simrl.pipelines.april import first_complete
 from simrl.pipelines.batchwise import batchwise
 from simrl.pipelines.context import DynamicSampling
 from simrl.pipelines.full_batch import full_batch
-from simrl.pipelines.partial_rollout import token_budget
 from simrl.pipelines.rollpacker import tail_batching
+from simrl.pipelines.unfinished import first_complete, token_budget
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.systems.recipes import make_system

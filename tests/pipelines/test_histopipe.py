@@ -5,8 +5,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.pipelines import histopipe
 from simrl.profile.hardware import gpu

@@ -3,8 +3,7 @@
 from collections import defaultdict
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.engine.state import Limits
 from simrl.pipelines.laminar import consolidate

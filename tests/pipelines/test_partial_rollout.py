@@ -1,8 +1,7 @@
 """Partial rollout (Kimi k1.5): what is cut at the budget, what goes on when, and under which weights."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.trace.workload import Workload
 from tests.helpers import examples, rows, trace, trained, versions, with_status

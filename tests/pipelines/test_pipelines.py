@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.errors import InputError, StoppedError

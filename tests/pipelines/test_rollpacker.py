@@ -6,8 +6,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.analysis.gpu_hours import waterfall
 from simrl.errors import InputError

@@ -1,8 +1,7 @@
 """Rounds: when a system that stops, cuts or filters rollouts is the plain synchronous one, and when it is not."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.pipelines.rounds import times
 from tests.helpers import examples, rows, trace, trained

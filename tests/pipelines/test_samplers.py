@@ -102,7 +102,7 @@ def drive_nemo(books: Callable[..., Any], seed: int, tally: Tally) -> None:
         target = 0
         while target is not None:  # the collector starts whatever it may
             target = real.next_target()
-            room = batches_ahead(stream, ahead=age, at_once=age + 1)
+            room = batches_ahead(stream, ahead=age, at_once=lambda batch: (age + 1) * batch)
             if not tally.same("target", target, stream.kept // batch if room > 0 else None):
                 return
             for _ in range(batch if target is not None else 0):

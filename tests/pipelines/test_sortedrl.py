@@ -1,7 +1,6 @@
 """SortedRL: which responses an update trains, and what becomes of the others."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.trace.workload import Workload
 from tests.helpers import ROOMY, examples, rows, trace, trained, versions, with_status

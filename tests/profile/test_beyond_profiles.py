@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
@@ -22,8 +21,7 @@ from simrl.profile.derived_layouts import (
     nearest,
     off_by,
 )
-from simrl.profile.extension import OFF_BY as HALF_OFF_BY
-from simrl.profile.extension import covering
+from simrl.profile.extension import OFF_BY as HALF_OFF_BY, covering
 from simrl.profile.hardware import GPUS
 from simrl.profile.metadata import ProfileMetadata
 from simrl.profile.model_shape import MODELS

@@ -10,8 +10,7 @@ from multiprocessing.connection import Connection
 
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.runtime.events import call_at, call_last, gather, on_fire
 from simrl_replay.clock import LONGEST_WAIT_S, WallClock

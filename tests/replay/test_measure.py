@@ -20,7 +20,7 @@ from simrl.profile.profile import ProfileMetadata, TableProfile, Tables, read_pr
 from simrl.profile.profilers.roofline import roofline_profile
 from simrl.scenario.model import Scenario
 from simrl.scenario.presets import read_presets
-from simrl.simulate.prepare import prepare, with_measured_loads
+from simrl.simulate.prepare import prepare
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.inputs import SpeculationInputs
@@ -39,6 +39,7 @@ from simrl_replay.measure import (
 )
 from simrl_replay.measured_profile import Wanted, measure_with
 from simrl_replay.profile_fit import Reach, predicted_s
+from simrl_replay.sized import with_measured_loads
 from tests.command_line import CommandLine
 from tests.token_traces import random_groups
 

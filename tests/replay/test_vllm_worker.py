@@ -9,8 +9,7 @@ from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from simrl.engine.state import Limits
 from simrl.runtime.events import on_fire
@@ -18,8 +17,7 @@ from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Sample
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.vllm_worker import VllmWorker
-from tests.engine.test_engine import TABLES
-from tests.engine.test_engine import limits as any_limits
+from tests.engine.test_engine import TABLES, limits as any_limits
 from tests.engine_double import (
     EngineDouble,
     LogicalClock,

@@ -2,8 +2,7 @@
 
 import pytest
 import simpy
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
 from simrl.runtime.events import call_at, call_last, gather, on_fire
 

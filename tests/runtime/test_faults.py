@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import simpy
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from pydantic import TypeAdapter, ValidationError
 
 from simrl.dispatch.dispatcher import Dispatcher

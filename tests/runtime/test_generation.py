@@ -5,8 +5,7 @@ from unittest.mock import patch
 import numpy as np
 import pyarrow as pa
 import simpy
-from hypothesis import assume, example, given
-from hypothesis import strategies as st
+from hypothesis import assume, example, given, strategies as st
 
 from simrl.errors import InputError
 from simrl.result.result import TABLES

@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.placement import least_requests

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import pytest
 import simpy
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.engine.state import PAUSE, Limits
 from simrl.runtime.events import gather, on_fire
@@ -16,8 +15,7 @@ from simrl.runtime.rollout import Rollout, Segment, WeightLoad
 from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers
 from simrl.runtime.worker import WorkerCosts
 from simrl.trace.trace import Sample, Turn
-from tests.engine.test_engine import TABLES
-from tests.engine.test_engine import limits as any_limits
+from tests.engine.test_engine import TABLES, limits as any_limits
 from tests.helpers import RESPONSES, ROOMY, examples, one_second_a_pass, recorder, sample
 from tests.references.engine import ReferenceEngine, Request
 

@@ -2,8 +2,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.speculation.bandit import bandit_rule, bandit_state, choose, observe, value
 from simrl.speculation.choices import BegMab, Strategy

@@ -2,8 +2,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.profile.hardware import GPUS
 from simrl.profile.model_shape import MODELS

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from simrl.speculation.acceptance import sample_key
-from simrl.speculation.draws import mixed as compiled_mixed
-from simrl.speculation.draws import uniform
+from simrl.speculation.draws import mixed as compiled_mixed, uniform
 from simrl.trace.draws import mixed, uniforms
 
 

@@ -5,8 +5,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.errors import InputError
 from simrl.trace.importers.dumps import import_dump

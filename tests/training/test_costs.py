@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from simrl.profile.hardware import GPUS, LINK_SHARE, Gpu
 from simrl.profile.model_shape import MODELS, ModelShape

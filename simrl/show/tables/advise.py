@@ -30,8 +30,7 @@ from simrl.study.goal import Goal, duration
 from simrl.study.model_error import RATIO_ERROR, STEP_ERROR, STEP_SOURCE, WHOLE_RUNS_TOO_FAST
 from simrl.study.robustness import End
 from simrl.study.search import Option, Searched
-from simrl.study.staleness_quality import BENCHMARKS, Quality, near
-from simrl.study.staleness_quality import SOURCE as QUALITY_SOURCE
+from simrl.study.staleness_quality import BENCHMARKS, SOURCE as QUALITY_SOURCE, Quality, near
 from simrl.validation import in_words
 
 WIDTH = 100

@@ -28,7 +28,7 @@ def pipeline(run: RunContext, *, ahead: int, max_age: int) -> simpy.events.Proce
     for _ in range(run.steps):
         drop_old(stream, trainer.version - max_age)
         while len(stream.buffer) < batch:
-            yield stream.news_for(batch)  # the next group is finished and scored
+            yield stream.news_for_update()  # the next group is finished and scored
             drop_old(stream, trainer.version - max_age)
         yield trainer.train(stream.take(sorted(stream.buffer)[:batch]))
         loaded = run.load_weights()

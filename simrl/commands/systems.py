@@ -58,7 +58,11 @@ def show_system(
 ) -> DataView:
     """Describe a system: its rule, its parameters with their defaults, the paper, what is modelled
     and what is not."""
+    from simrl.launch.tables import keys_of_system
+
     page = _system(name)
+    keys = keys_of_system(name, page["parameters"].keys() - OF_LAYOUT)
+    page["keys"] = [key._asdict() for key in keys]
     bound = page["off_policyness"]
     facts = {key: page[key] for key in ("pipeline", "dispatch", "speculation")}
     facts["off-policyness"] = (
@@ -139,14 +143,11 @@ def _page(page: Page, facts: Mapping[str, Any], example: str) -> DataView:
 
 
 def _system(name: str) -> Page:
-    """Return a recipe with its defaults, and the keys that frameworks have for its parameters, as
-    plain data."""
-    from simrl.launch.tables import keys_of_system
+    """Return a recipe with its defaults, as plain data."""
     from simrl.systems.recipes import RECIPES, make_system, recipe_parameters
 
     system, text = make_system(name, {}), _documented(RECIPES[name])
     parameters = recipe_parameters(name)
-    keys = keys_of_system(name, parameters.keys() - OF_LAYOUT)
     return {
         "name": name,
         "summary": text["summary"],
@@ -158,7 +159,6 @@ def _system(name: str) -> Page:
         "modelled": text["modelled"],
         "not_modelled": text["not_modelled"],
         "parameters": _parameters(parameters),
-        "keys": [key._asdict() for key in keys],
     }
 
 

@@ -306,9 +306,10 @@ def counted(
     load_s: float = 10.0,
     publish_s: float = 0.0,
     reward_s: float = 0.0,
+    pauses: bool | None = None,
 ) -> Watched:
     """A simulation whose times can be counted by hand: a pass takes a second, loads, publishing and rewards what is asked for,
-    the arithmetic of training hardly anything."""
+    the arithmetic of training hardly anything. `pauses` replaces the system's."""
     training = {
         "mfu": 1.0,
         "log_prob_mfu": 1.0,
@@ -317,12 +318,15 @@ def counted(
         "switch_s": 0.0,
     }
     config = on_gpus(name, parameters, workers, steps=steps, training=training)
+    ready = prepared(config)
+    if pauses is not None:
+        ready = replace(ready, system=replace(ready.system, pauses=pauses))
     metadata = ProfileMetadata(
         model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test"
     )
     profile = TableProfile(one_second_a_pass(), metadata)
-    costs = WorkerCosts(load_s, pause_s=prepared(config).costs.pause_s)
-    return watch(prepared(config, trace, limits=limits, costs=costs, profile=profile))
+    costs = WorkerCosts(load_s, pause_s=ready.costs.pause_s if ready.system.pauses else 0.0)
+    return watch(replace(ready, trace=trace, limits=limits, costs=costs, profile=profile))
 
 
 def rows(table: Any) -> list[dict[str, Any]]:

@@ -301,7 +301,7 @@ def test_nothing_is_lost_and_no_token_is_older_than_the_system_says(name, parame
 
 def by_rules(rules, the_trace, steps, **changes):
     ready = prepared(scenario("skyrl_async", steps=steps, **changes), the_trace)
-    system = replace(ready.system, pipeline=partial(buffered, rules=rules))
+    system = replace(ready.system, pipeline=partial(buffered, rules=rules), pauses=False)
     return watch(replace(ready, system=system))
 
 

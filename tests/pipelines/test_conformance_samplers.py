@@ -17,7 +17,8 @@ from tests.pipelines.test_conformance_async import (
     traces,
 )
 
-SLOW = {"load_s": 0.0, "publish_s": 20.0}  # an update takes twenty seconds
+# An update takes twenty seconds, in which the engines go on.
+SLOW = {"load_s": 0.0, "publish_s": 20.0, "pauses": False}
 SAMPLERS = ["in_order", "ready_first", "weight_fifo", "windowed"]
 
 
@@ -157,6 +158,7 @@ def test_slimes_pool_is_looked_at_every_second_and_aborted_groups_go_on_before_n
         2,
         load_s=2.0,
         publish_s=20.0,
+        pauses=False,
     )
     assert finished_at(run) == [27, 50]
     assert fates(run)[2] == 0 and fates(run)[0] == 1
@@ -179,7 +181,7 @@ def test_miles_keeps_a_batch_in_flight_and_trains_the_first_to_finish():
 
 def test_a_full_buffer_stops_miles():
     """Batches of one, a buffer of two: with one batch in training and one collected, four finished groups stop it."""
-    run = counted("miles_async", {}, singles(1, *[5] * 12), 1, load_s=0.0, publish_s=200.0)
+    run = counted("miles_async", {}, singles(1, *[5] * 12), 1, **{**SLOW, "publish_s": 200.0})
     assert len(run.submissions) == 5  # the one in training, and four that nothing takes
 
 

@@ -184,14 +184,16 @@ def _split(prepared: Prepared) -> Row:
 
 
 def _whole_run(prepared: Prepared, row: Row, updates: int | None) -> Row:
-    """Return the hours of a run of `updates` whole batches at the row's rate, and their cost; None
-    without `updates`."""
+    """Return the share of the trace's batch that an update of the row trains, the hours of a run of
+    `updates` whole batches at the row's rate, and their cost; None without `updates`."""
+    batch = len(prepared.trace) / len(prepared.trace.step_slices)
+    share = {"update_share": row["samples_per_s"] * row["step_s"] / batch}
     if updates is None:
-        return {"run_hours": None, "run_cost": None}
-    trace = prepared.trace
-    samples, price = updates * len(trace) / len(trace.step_slices), row["cost_per_1k_samples"]
+        return {**share, "run_hours": None, "run_cost": None}
+    samples, price = updates * batch, row["cost_per_1k_samples"]
     hours = samples / row["samples_per_s"] / 3600
-    return {"run_hours": hours, "run_cost": None if price is None else price * samples / 1000}
+    cost = None if price is None else price * samples / 1000
+    return {**share, "run_hours": hours, "run_cost": cost}
 
 
 def further_seeds(scenario: Scenario) -> list[Scenario]:

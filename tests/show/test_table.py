@@ -317,9 +317,7 @@ def test_a_row_whose_update_trains_a_part_of_a_batch_is_marked_beside_rows_of_wh
     scenarios, rows, folder = compared
 
     def lines(*shares):
-        changed = [
-            {**row, "update_share": shares[i % len(shares)]} for i, row in enumerate(rows)
-        ]
+        changed = [{**row, "update_share": shares[i % len(shares)]} for i, row in enumerate(rows)]
         return " ".join(shown((scenarios, changed, folder), capsys, monkeypatch))
 
     mixed = lines(1.0, 0.25)

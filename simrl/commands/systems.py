@@ -34,6 +34,7 @@ MEANINGS = {
     "speculation": "a method (`simrl speculation`), or {name: histospec, gate: open}; none",
     "gate": "when it drafts: always, while the batch is small enough to pay, or once few responses are left",
     "window": "tokens to draft; as an object, {kind: fixed, tokens: 4}, {kind: aimd} or {kind: mimd}",
+    "window of a sampler": "versions that batches may be ahead (in_order), or groups old (the other samplers)",
     "dynamic_sampling": "drop groups with equal rewards, refill in rounds of this multiple of a batch",
     "filter_groups": "drop groups with equal rewards (after_log_probs: their log-probs are computed), train the rest",
 }
@@ -210,7 +211,8 @@ def _parameter_lines(parameters: Page) -> list[str]:
         return []
     lines, width = ["parameter, default, what it takes:"], max(map(len, parameters))
     for key, parameter in parameters.items():
-        meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(key, "")
+        named = f"{key} of a sampler" if key == "window" and "sampler" in parameters else key
+        meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(named, "")
         line = f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}"
         lines.append(f"{line}: {meaning}" if meaning else line)
     return lines

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from simrl.dispatch.rules import DISPATCHES
 from simrl.errors import refuse
@@ -106,7 +106,7 @@ def skyrl_async(
     max_staleness_steps: NotNegative = 4,
     num_parallel_generation_workers: Count | None = None,
     clear_kv_cache_on_weight_sync: bool = False,
-    use_cache_salt: bool = False,
+    use_cache_salt: bool = True,
 ) -> System:
     """AReaL's capacity bounds what starts; groups train in the order in which they finished; KV is kept at a weight sync.
 
@@ -114,7 +114,8 @@ def skyrl_async(
     fewer than (`max_staleness_steps` + version + 1) batches, and fewer than `num_parallel_generation_workers` run (None: its
     768, but at least one batch and at most `max_staleness_steps` + 1, outside which SkyRL refuses a value). A batch takes the
     groups that finished first; older ones than the bound are trained. Then the engines pause for the weights; requests go on
-    with their KV cache, or compute it again (`clear_kv_cache_on_weight_sync`). `filter_groups` drops groups of equal rewards
+    with their KV cache, or compute it again (`clear_kv_cache_on_weight_sync`). Prefix caches are salted by the version at a
+    group's start (`use_cache_salt`, true from SkyRL 0.3.0 on). `filter_groups` drops groups of equal rewards
     (`sample_full_batch`).
     Not modelled: each epoch ends with nothing running; such groups are dropped here when they are scored, there when taken.
     """
@@ -140,16 +141,19 @@ def skyrl_async(
     )
 
 
+OrTrlsNone = Annotated[Count | None, BeforeValidator(lambda n: None if n == -1 else n)]
+
+
 @recipe(*OWN_GPUS, "dispatch", without="minibatches", log_probs=0)
 def trl_async(
     max_staleness: NotNegative = 4,
-    max_inflight_tasks: Count | None = None,
+    max_inflight_tasks: OrTrlsNone = None,
     queue_maxsize: Count = 1024,
     weight_sync_steps: Count = 1,
 ) -> System:
     """A fixed number of responses runs; what is too stale when the trainer takes it is dropped; KV is kept at a weight sync.
 
-    As the experimental AsyncGRPOTrainer of TRL 1.16. `max_inflight_tasks` responses are in flight (None, TRL's -1:
+    As the experimental AsyncGRPOTrainer of TRL 1.16. `max_inflight_tasks` responses are in flight (None, or TRL's -1:
     `max_staleness` batches); the next response starts when one ends, group after group. A group carries the number of weight
     syncs at its start. The trainer takes groups in the order in which they finished, and drops those more than `max_staleness`
     syncs old. While `queue_maxsize` responses wait, no group starts. After every `weight_sync_steps`-th update the engines

@@ -9,7 +9,7 @@ import logging
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from itertools import groupby
+from itertools import combinations, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LOG = logging.getLogger("simrl")
-# follow from a dozen keys each: numbers of GPUs, sizes of batches
+# mostly follow from a dozen keys each: numbers of GPUs, sizes of batches
 OF_LAYOUT = {"rollout_share", "dispatch", "minibatches", "log_probs"}
 MEANINGS = {
     "rollout_share": "share of the GPUs that only roll out; the others train",
@@ -147,7 +147,11 @@ def _system(name: str) -> Page:
 
     system, text = make_system(name, {}), _documented(RECIPES[name])
     parameters = recipe_parameters(name)
-    keys = keys_of_system(name, parameters.keys() - OF_LAYOUT)
+    rows = keys_of_system(name, parameters)
+    several = OF_LAYOUT & {
+        a.parameter for a, b in combinations(rows, 2) if a.parameter == b.parameter
+    }
+    keys = [row for row in rows if row.parameter not in several]
     return {
         "name": name,
         "summary": text["summary"],

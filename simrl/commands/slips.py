@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from simrl.commands.systems import OF_LAYOUT
 from simrl.errors import InputError, meant
 from simrl.profile.shipped import ROOT
 from simrl.result.result import METADATA_FILE
@@ -147,20 +148,25 @@ def is_bare_parameter(key: str) -> bool:
 
 
 def with_section(key: str) -> str:
-    """Return a key, `eta`, as a scenario has it: `system.eta`. Raise `InputError` for one that is
-    nearly a parameter."""
-    if is_bare_parameter(key):
-        return f"{PARAMETER}{key}"
-    if (
-        "." not in key
-        and key not in FIELDS
-        and not meant(key, NAMES)
-        and (near := meant(key, _all_parameters()))
-    ):
-        raise InputError(
-            f"unknown key {key}{near.replace('did you mean ', f'did you mean {PARAMETER}')}"
-        )
-    return key
+    """Return a key, `eta`, as a scenario has it: `system.eta`; also one that is nearly a parameter,
+    or a framework's name of one, which the systems that are run refuse in their words."""
+    if key.partition(".")[0] in FIELDS or key.startswith(PARAMETER):
+        return key
+    is_near = "." not in key and not meant(key, NAMES) and meant(key, _all_parameters())
+    is_own = is_near or is_bare_parameter(key) or any(framework_key(key, name) for name in RECIPES)
+    return f"{PARAMETER}{key}" if is_own else key
+
+
+def framework_key(key: str, name: str) -> str:
+    """Return which parameter of a system a framework's own key sets, in words; "" for another key
+    or system."""
+    from simrl.launch.tables import TABLES, keys_of_system
+
+    rules = [rule.parameters for table in TABLES for rule in table.systems if rule.name == name]
+    names = {parameter for parameters in rules for parameter in parameters} - OF_LAYOUT
+    rows = keys_of_system(name, () if key in names else names)
+    alike = [row for row in rows if f".{row.key}".endswith(f".{key}")]
+    return "; ".join(f"{row.framework}'s {key} is {row.parameter} here" for row in alike[:1])
 
 
 def option_meant(option: str, value: str, commands: Mapping[str, Iterable[str]]) -> str:

@@ -7,6 +7,7 @@ import inspect
 import json
 import logging
 import textwrap
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from itertools import groupby
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 LOG = logging.getLogger("simrl")
-# follow from a dozen keys each: numbers of GPUs, sizes of batches
+# mostly follow from a dozen keys each: numbers of GPUs, sizes of batches
 OF_LAYOUT = {"rollout_share", "dispatch", "minibatches", "log_probs"}
 MEANINGS = {
     "rollout_share": "share of the GPUs that only roll out; the others train",
@@ -34,6 +35,7 @@ MEANINGS = {
     "speculation": "a method (`simrl speculation`), or {name: histospec, gate: open}; none",
     "gate": "when it drafts: always, while the batch is small enough to pay, or once few responses are left",
     "window": "tokens to draft; as an object, {kind: fixed, tokens: 4}, {kind: aimd} or {kind: mimd}",
+    "window of a sampler": "versions that batches may be ahead (in_order), or groups old (the other samplers)",
     "dynamic_sampling": "drop groups with equal rewards, refill in rounds of this multiple of a batch",
     "filter_groups": "drop groups with equal rewards (after_log_probs: their log-probs are computed), train the rest",
 }
@@ -61,7 +63,9 @@ def show_system(
     from simrl.launch.tables import keys_of_system
 
     page = _system(name)
-    keys = keys_of_system(name, page["parameters"].keys() - OF_LAYOUT)
+    rows = keys_of_system(name, page["parameters"])
+    number = Counter(row.parameter for row in rows)
+    keys = [row for row in rows if row.parameter not in OF_LAYOUT or number[row.parameter] == 1]
     page["keys"] = [key._asdict() for key in keys]
     bound = page["off_policyness"]
     facts = {key: page[key] for key in ("pipeline", "dispatch", "speculation")}
@@ -210,7 +214,8 @@ def _parameter_lines(parameters: Page) -> list[str]:
         return []
     lines, width = ["parameter, default, what it takes:"], max(map(len, parameters))
     for key, parameter in parameters.items():
-        meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(key, "")
+        named = f"{key} of a sampler" if key == "window" and "sampler" in parameters else key
+        meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(named, "")
         line = f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}"
         lines.append(f"{line}: {meaning}" if meaning else line)
     return lines

@@ -64,8 +64,16 @@ class Opened(NamedTuple):
     trace: Trace | None
 
     def file(self, more: Sequence[Setting] = ()) -> ScenarioFile:
-        """Return the scenario file with these settings, and more."""
-        return ScenarioFile(self.origin, [*self.settings, *more], self.data)
+        """Return the scenario file with these settings, and more. Raise `InputError` for a
+        framework's own name of a parameter."""
+        settings = [*self.settings, *more]
+        file = ScenarioFile(self.origin, settings, self.data)
+        keys = [s.key.removeprefix(PARAMETER) for s in settings if s.key.startswith(PARAMETER)]
+        systems = [one if isinstance(one, dict) else {"name": one} for one in file.systems]
+        for name, key in ((one["name"], str(key)) for one in systems for key in (*one, *keys)):
+            words = key != "name" and slips.framework_key(key, name)
+            refuse((words, f"{self.origin}: system {name}: {words}"))
+        return file
 
     def scenarios(self, choices: Choices) -> list[Scenario]:
         """Return every combination of systems and variations."""

@@ -74,3 +74,12 @@ def keys_of(text: str) -> frozenset[str]:
     inner |= {id(node.func) for node in nodes if isinstance(node, ast.Call)}
     names = (node for node in nodes if isinstance(node, ast.Name | ast.Attribute))
     return frozenset(ast.unparse(node) for node in names if id(node) not in inner)
+
+
+@cache
+def conditions(text: str) -> frozenset[str]:
+    """Return the keys that an expression has in conditions alone."""
+    tree = ast.parse(text, mode="eval")
+    for node in (node for node in ast.walk(tree) if isinstance(node, ast.IfExp)):
+        node.test = ast.Constant(True)
+    return keys_of(text) - keys_of(ast.unparse(tree))

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
-from simrl.launch.expression import keys_of
+from simrl.launch.expression import conditions, keys_of
 from simrl.scenario.presets import FRAMEWORK_FILES
 
 
@@ -93,6 +93,8 @@ def keys_of_system(name: str, parameters: Collection[str]) -> list[FrameworkKey]
         for parameter, text in rule.parameters.items()
         if parameter in parameters
         for key in sorted(table.keys(text))
+        # what chooses the system, too, sets no parameter by being a condition
+        if key not in conditions(text) & table.keys(rule.when)
     ]
     return [row for i, row in enumerate(rows) if row not in rows[:i]]
 

@@ -184,14 +184,14 @@ def _split(prepared: Prepared) -> Row:
 
 
 def _whole_run(prepared: Prepared, row: Row, updates: int | None) -> Row:
-    """Return the hours of a run of `updates` whole batches at the row's rate, and their cost; None
-    without `updates`."""
-    if updates is None:
-        return {"run_hours": None, "run_cost": None}
-    trace = prepared.trace
-    samples, price = updates * len(trace) / len(trace.step_slices), row["cost_per_1k_samples"]
-    hours = samples / row["samples_per_s"] / 3600
-    return {"run_hours": hours, "run_cost": None if price is None else price * samples / 1000}
+    """Return the share of the trace's batch that an update of the row trains, the hours of a run of
+    `updates` whole batches at the row's rate, and their cost; None without `updates`."""
+    batch = len(prepared.trace) / len(prepared.trace.step_slices)
+    share, price = row["samples_per_s"] * row["step_s"] / batch, row["cost_per_1k_samples"]
+    samples = batch * (updates or 0)
+    hours = samples / row["samples_per_s"] / 3600 if updates else None
+    cost = price * samples / 1000 if updates and price is not None else None
+    return {"update_share": share, "run_hours": hours, "run_cost": cost}
 
 
 def further_seeds(scenario: Scenario) -> list[Scenario]:

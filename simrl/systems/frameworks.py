@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from simrl.dispatch.rules import DISPATCHES
 from simrl.errors import refuse
@@ -105,7 +105,7 @@ def skyrl_async(
     max_staleness_steps: NotNegative = 4,
     num_parallel_generation_workers: Count | None = None,
     clear_kv_cache_on_weight_sync: bool = False,
-    use_cache_salt: bool = False,
+    use_cache_salt: bool = True,
 ) -> System:
     """AReaL's capacity bounds what starts; groups train in the order in which they finished; KV is kept at a weight sync.
 
@@ -113,7 +113,8 @@ def skyrl_async(
     fewer than (`max_staleness_steps` + version + 1) batches, and fewer than `num_parallel_generation_workers` run (None: its
     768, but at least one batch and at most `max_staleness_steps` + 1, outside which SkyRL refuses a value). A batch takes the
     groups that finished first; older ones than the bound are trained. Then the engines pause for the weights; requests go on
-    with their KV cache, or compute it again (`clear_kv_cache_on_weight_sync`). `filter_groups` drops groups of equal rewards
+    with their KV cache, or compute it again (`clear_kv_cache_on_weight_sync`). Prefix caches are salted by the version at a
+    group's start (`use_cache_salt`, true from SkyRL 0.3.0 on). `filter_groups` drops groups of equal rewards
     (`sample_full_batch`).
     Not modelled: each epoch ends with nothing running; such groups are dropped here when they are scored, there when taken.
     """
@@ -140,20 +141,23 @@ def skyrl_async(
     )
 
 
+OrTrlsNone = Annotated[Count | None, BeforeValidator(lambda n: None if n == -1 else n)]
+
+
 @recipe(*OWN_GPUS, "dispatch", without="minibatches", log_probs=0)
 def trl_async(
     max_staleness: NotNegative = 4,
-    max_inflight_tasks: Count | None = None,
+    max_inflight_tasks: OrTrlsNone = None,
     queue_maxsize: Count = 1024,
     weight_sync_steps: Count = 1,
 ) -> System:
     """A fixed number of responses runs; what is too stale when the trainer takes it is dropped; KV is kept at a weight sync.
 
-    As the experimental AsyncGRPOTrainer of TRL 1.16. `max_inflight_tasks` responses are in flight (None, TRL's -1:
-    `max_staleness` batches); the next response starts when one ends, group after group. A group carries the number of weight
-    syncs at its start. The trainer takes groups in the order in which they finished, and drops those more than `max_staleness`
-    syncs old. While `queue_maxsize` responses wait, no group starts. After every `weight_sync_steps`-th update the engines
-    pause and keep the KV cache, and the trainer waits for them.
+    As the experimental AsyncGRPOTrainer of TRL 1.16 (1.10 has the same defaults). `max_inflight_tasks` responses are in flight
+    (None, or TRL's -1: `max_staleness` batches); the next response starts when one ends, group after group. A group carries the
+    number of weight syncs at its start. The trainer takes groups in the order in which they finished, and drops those more than
+    `max_staleness` syncs old. While `queue_maxsize` responses wait, no group starts. After every `weight_sync_steps`-th update
+    the engines pause and keep the KV cache, and the trainer waits for them.
     Not modelled: the 16 groups that may wait to be scored beside a full queue; micro-batches packed by a token budget.
     """
     rules = Rules(
@@ -268,6 +272,14 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 Warmup = Annotated[float, Field(ge=0, le=100)]  # batches
 
 
+def mini_batch(batch: int, *, updates: int) -> int:
+    """Return the groups of an update: verl's batch is parameter_sync_step mini-batches. Raise
+    `InputError` if the batch has fewer groups than updates."""
+    words = f"verl_v1_separate_async: sync_step {updates} of a batch of {batch} groups"
+    refuse((updates > batch, f"{words}: a mini-batch has a group or more; give {batch} or less"))
+    return batch // updates
+
+
 def verl_v1(
     updates: int,
     warmup_batches: float,
@@ -281,7 +293,7 @@ def verl_v1(
     words = Rules(
         budget=partial(batches_and_warmup, updates=updates, warmup=warmup_batches),
         ready=partial(oldest_stamp_first, updates=updates, waits_at=waits),
-        groups=lambda batch: max(batch // updates, 1),
+        groups=partial(mini_batch, updates=updates),
         stamp=partial(step, updates=updates),
         stale=partial(
             evicted,
@@ -344,7 +356,8 @@ def verl_v1_separate_async(
 ) -> System:
     """verl's trainer_mode separate_async: mini-batches train as soon as their groups are ready, weights go out once a step.
 
-    A step trains a batch in `sync_step` (parameter_sync_step) updates of a mini-batch each; an update is a step of the run. It
+    A step trains a batch in `sync_step` (parameter_sync_step) updates of a mini-batch each; an update is a step of the run.
+    verl requires a whole number of groups in each; here they are rounded down, and the rest stays for the next step. It
     begins as in verl_v1_colocate_async, looks at its buffer as often, and evicts, waits and refills by the same rules: span
     counts steps. An update trains as soon as a mini-batch of groups is ready, those of the oldest steps first. After the last
     one of a step, requests are aborted with their tokens, the weights are broadcast and loaded, and generation resumes: an

@@ -335,8 +335,9 @@ def nemo_rl_async(
     more than `max_age` batches of them run at once. The update of version v trains the batch of groups that was generated for
     it, once the last of them is scored. Then all workers load the new weights; no group begins meanwhile. Running responses
     continue with their KV cache (`in_flight`, as `in_flight_weight_updates`), after recomputing it (`recompute_kv`), or end
-    before the load (`in_flight=False`). Since July 2026 (`version="main"`; NVIDIA-NeMo/RL@7ea279a), all batches that may be
-    submitted run at once, and the first update waits until the second's batch is complete, too.
+    before the load (`in_flight=False`). NeMo-RL's own default is false; its performance recipes set true, the default here.
+    Since July 2026 (`version="main"`; NVIDIA-NeMo/RL@7ea279a), all batches that may be submitted run at once, and the first
+    update waits until the second's batch is complete, too.
     Not modelled: the polls of trainer and collector, every 0.5 or 1 s.
     """
     at_once, ready = max_age, next_in_order

@@ -37,8 +37,10 @@ def make_system(name: str, parameters: dict[str, Any]) -> System:
                 f"system {name}: unknown parameter {key!r}{meant(key, known)}; it has {', '.join(known)}"
             )
         if isinstance(value, bool) and "bool" not in str(known[key].annotation):
+            values = ", ".join(re.findall(r"(?<=[\[ ])'(\w+)'", str(known[key].annotation)))
             raise InputError(
-                f"system {name}: {key} is {in_words(value)} ({str(value).lower()}); it is not a switch, give a value"
+                f"system {name}: {key} is {in_words(value)} ({str(value).lower()}); it is not a switch, "
+                f"{f'choose one of {values}' if values else 'give a value'}"
             )
         if has_underscores(value):
             raise InputError(

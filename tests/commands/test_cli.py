@@ -602,7 +602,7 @@ def test_a_run_takes_a_systems_parameters_and_says_which_it_has(simrl):
     assert [row["system"] for row in json.loads(out)] == ["areal(eta=5)"]
     assert (simrl.folder / "results" / "tiny-areal" / "areal-eta-4" / "result.json").is_file()
     message = simrl.refuses("run", "scenario.yaml", "--system", "areal", "etta=4", "-o", "out")
-    assert "unknown key etta (did you mean system.eta?)" in message
+    assert "system areal: unknown parameter 'etta' (did you mean eta?)" in message
     assert "system 'nope' is unknown (closest are " in simrl.refuses(
         "run", "scenario.yaml", "--system", "nope"
     )

@@ -250,7 +250,11 @@ TRACE = "--model qwen3-8b --gpu h100 --gpus 64 --system verl_colocated,areal"
         (["compare", "scenario.yaml", "cluster.gpus:", "8"], "write KEY=VALUE without spaces, such as cluster.gpus=8"),
         (["compare", "scenario.yaml", "eta", "4"], "write KEY=VALUE without spaces, such as eta=4"),
         (["sweep", "scenario.yaml", "cluster.gpus=4", "8"], "several values are one word, cluster.gpus=64,128"),
-        (["compare", "scenario.yaml", "etta=4"], "unknown key etta (did you mean system.eta?)"),
+        (["compare", "scenario.yaml", "etta=4"], "system.etta: no parameter of these systems (did you mean eta?)"),
+        (["compare", "scenario.yaml", "--system", "nemo_rl_async", "max_trajectory_age_steps=3"],
+         "max_trajectory_age_steps is max_age here"),
+        (["compare", "scenario.yaml", "--system", "verl_v1_separate_async", "trainer.v1.separate_async.parameter_sync_step=2"],
+         "parameter_sync_step is sync_step here"),
         (["compare", "scenario.yaml", "--system", "AReaL"], "(did you mean areal?)"),
         (["compare", "scenario.yaml", "--system", "areal:eta=4"], "write parameters as {'name': 'areal', 'eta': 4}"),
         # options

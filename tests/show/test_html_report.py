@@ -211,6 +211,7 @@ def test_rows_of_the_report_are_those_of_the_comparison(compared):
     beside = (
         "samples_per_s_spread",
         "better_split",
+        "update_share",
         "run_hours",
         "run_cost",
         "left_open",

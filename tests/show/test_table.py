@@ -311,6 +311,20 @@ def test_a_row_without_the_prefix_cache_of_the_others_is_marked(compared, capsys
     assert "areal(eta=2)¹ " in lines and "¹ without prefix caching, which others here have" in lines
 
 
+def test_a_row_whose_update_trains_a_part_of_a_batch_is_marked_beside_rows_of_whole_batches(
+    compared, capsys, monkeypatch
+):
+    scenarios, rows, folder = compared
+
+    def lines(*shares):
+        changed = [{**row, "update_share": shares[i % len(shares)]} for i, row in enumerate(rows)]
+        return " ".join(shown((scenarios, changed, folder), capsys, monkeypatch))
+
+    mixed = lines(1.0, 0.25)
+    assert "areal(eta=2)¹ " in mixed and "¹ an update of this row trains 1/4 of a batch" in mixed
+    assert "of a batch" not in lines(0.25) and "of a batch" not in lines(1.0, 0.9)
+
+
 def test_a_row_of_assumed_acceptance_says_so_with_the_first_epoch_and_later_ones_apart(
     compared, capsys, monkeypatch
 ):

@@ -44,6 +44,7 @@ from simrl.show.style import (
 )
 
 WIDTH = 11.0  # inches
+LABEL = 0.14  # of the width: a label of an update, which may be beside its line
 
 
 def timeline_figure(result: Result, window: Window) -> Picture:
@@ -72,7 +73,7 @@ def timeline_figure(result: Result, window: Window) -> Picture:
     sides = {"left": 0.085, "right": 0.985, "top": 1 - above / height, "bottom": below / height}
     rows = {"height_ratios": heights, "hspace": gap * len(heights) / sum(heights)}
     panels = figure.subplots(len(heights), sharex=True, gridspec_kw={**rows, **sides})
-    _draw_workers(panels[0], rollout, workers)
+    _draw_workers(panels[0], rollout, workers, result.metadata["rollout_workers"])
     if trainers:
         _draw_trainers(panels[1], trainer, workers, trainers)
     _draw_shares(panels[-2], rollout)
@@ -92,11 +93,13 @@ def timeline_figure(result: Result, window: Window) -> Picture:
     return figure
 
 
-def _draw_workers(axes: Axes, part: Spans, workers: int) -> None:
+def _draw_workers(axes: Axes, part: Spans, workers: int, first: int) -> None:
+    """Draw the lanes of all workers: the `first`, and those that roll out for a part of the run."""
     _draw_lanes(axes, part, 0, workers)
     every = -(-workers // 8)
     axes.set_yticks(np.arange(0, workers, every) + 0.5, [str(i) for i in range(0, workers, every)])
-    axes.set_ylabel(f"{workers} rollout worker{'s' * (workers > 1)}")
+    counts = f"{first} + {workers - first}" if workers > first else f"{workers}"
+    axes.set_ylabel(f"{counts} rollout worker{'s' * (workers > 1)}")
 
 
 def _draw_trainers(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None:
@@ -202,7 +205,10 @@ def _draw_updates(panels: Sequence[Axes], result: Result, window: Window) -> Non
             "fontsize": "small",
             "color": INK,
         }
-        panels[0].annotate(f"end of step {step[row]}", (finished_s[row], 1), **above, **look)
+        # the last one always; another only if it has room before the next
+        room_s = finished_s[min(row + 1, window.end_step - 1)] - finished_s[row]
+        if row == window.end_step - 1 or room_s > LABEL * (window.end_s - window.start_s):
+            panels[0].annotate(f"end of step {step[row]}", (finished_s[row], 1), **above, **look)
 
 
 def _write_title(figure: Figure, result: Result) -> None:
@@ -233,13 +239,14 @@ def _write_title(figure: Figure, result: Result) -> None:
 
 def write_head(figure: Figure, title: str, *lines: str) -> None:
     """Write a title and lines below it in the upper left corner."""
-    height = figure.get_figheight()
+    height, room = figure.get_figheight(), 72 * 0.98 * figure.get_figwidth()  # points
     place: dict[str, Any] = {"va": "top", "color": INK}
-    figure.text(
-        0.012, 1 - 0.10 / height, plain(title), fontsize="x-large", fontweight="bold", **place
-    )
+    # a letter is at most 0.64 of the size wide on average if bold, else 0.54: long lines are smaller
+    size = min(14.4, room / 0.64 / max(len(title), 1))
+    figure.text(0.012, 1 - 0.10 / height, plain(title), fontsize=size, fontweight="bold", **place)
     for i, line in enumerate(lines):
-        figure.text(0.012, 1 - (0.42 + 0.22 * i) / height, plain(line), **place)
+        size = min(10.0, room / 0.54 / max(len(line), 1))
+        figure.text(0.012, 1 - (0.42 + 0.22 * i) / height, plain(line), fontsize=size, **place)
 
 
 def _write_legend(

@@ -202,9 +202,12 @@ def marked(rows: Sequence[Row]) -> list[Row]:
 
 
 def _facts(row: Row, group: Sequence[Row]) -> list[str]:
-    """Return facts on another use of the prefix cache, the source of acceptance, tokens that were
-    dropped, carried over or duplicated, and the defaults of a system that is slower than the first
-    one of its variant."""
+    """Return facts on updates of a part of a batch, another use of the prefix cache, the source of
+    acceptance, tokens that were dropped, carried over or duplicated, and the defaults of a system
+    that is slower than the first one of its variant."""
+    parts = [round(1 / (other.get("update_share") or 1)) for other in (row, *group)]
+    part = f"an update of this row trains 1/{parts[0]} of a batch: its steps and ages count such updates"
+    updates = [part] * (parts[0] > 1 and len(set(parts)) > 1)
     cached = [other["prefix_caching"] for other in group]
     few = 2 * cached.count(row["prefix_caching"]) - len(group)
     unlike = few < 0 or (few == 0 and row["prefix_caching"] != cached[0])
@@ -214,7 +217,7 @@ def _facts(row: Row, group: Sequence[Row]) -> list[str]:
     caches = [caching] * (unlike and None not in cached)
     defaults = "" if is_level(group[0], row) else _defaults(row["system"])
     slower = f"slower than {group[0]['system']} with its defaults {defaults}; simrl diff says why"
-    return [*caches, *_acceptance(row), *_tokens_apart(row), *[slower] * bool(defaults)]
+    return [*updates, *caches, *_acceptance(row), *_tokens_apart(row), *[slower] * bool(defaults)]
 
 
 def _shortened(rows: Sequence[Row]) -> Sequence[Row]:

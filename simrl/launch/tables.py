@@ -38,7 +38,8 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     """How a framework's launch is read. Regexes: `programs` find the command in a script, `classes`
     a configuration class in Python, `no_rl` what is no RL training, with the reason. `let` has names for
     expressions. `config` has the options that name a configuration file, and the key below which it stands; `known_by` keys
-    that only this framework's files have."""
+    that only this framework's files have. `values` are all that a key may have; another is not understood, and the default taken.
+    `beside` are parameters that the systems beside the launch's own take from it."""
 
     name: str
     title: str
@@ -51,7 +52,9 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     no_rl: dict[str, str] = {}
     let: dict[str, str] = {}
     defaults: dict[str, Any] = {}
+    values: dict[str, list[str]] = {}
     fields: dict[str, str]
+    beside: dict[str, str] = {}
     systems: list[SystemRule] = Field(min_length=1)
     no_effect: dict[str, str] = {}
     notes: list[Note] = []

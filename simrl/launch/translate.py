@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, choose, meant
 from simrl.launch.expression import evaluated, keys_of
 from simrl.launch.settings import Launch, Settings, is_file
 from simrl.launch.tables import Table, numbers
@@ -90,7 +90,8 @@ class _Reader:
             return evaluated(self.table.let[key], self)
         self.touched.add(key)
         value = self.settings.get(key, "")
-        if key in self.settings and value != "" and not is_unknown(value):
+        is_known = value in self.table.values.get(key, [value]) and not is_unknown(value)
+        if key in self.settings and value != "" and is_known:
             return value
         has_keys = any(name.startswith(f"{key}.") for name in self.settings)
         return self.default(key) if key in self.table.defaults else has_keys or None
@@ -181,7 +182,12 @@ def translate(
     sources = {name: words or whose for name, words in writers.items()} | dict.fromkeys(
         overrides, "as given"
     )
-    data = _data(launch, fields, {"name": rule.name, **changed}, parameters)
+    beside = {
+        name: value
+        for name, text in table.beside.items()
+        if (value := evaluated(text, reader)) is not None
+    }
+    data = _data(launch, fields, {"name": rule.name, **changed}, parameters, beside)
     return Translation(launch, data, keys, assumed, notes, sources, [])
 
 
@@ -241,6 +247,8 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
         kind, names, becomes = NOT_UNDERSTOOD, "", ""
         if is_unknown(value) and (of_key or not why):
             becomes = UNKNOWN if taken is None else f"{UNKNOWN}; {taken} is taken"
+        elif value not in table.values.get(key, [value]):
+            becomes = f"no value of it{choose(value, table.values[key], '')}; {taken} is taken"
         elif sets:
             kind, names, becomes = UNDERSTOOD, ", ".join(sets), ", ".join(map(str, sets.values()))
         elif key in reader.lacks:
@@ -311,16 +319,21 @@ def _squeezed(name: str) -> str:
 
 
 def _data(
-    launch: Launch, fields: Settings, system: dict[str, Any], parameters: dict[str, Any]
+    launch: Launch,
+    fields: Settings,
+    system: dict[str, Any],
+    parameters: dict[str, Any],
+    beside: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the data of the scenario file."""
+    """Return the data of the scenario file; `beside` are parameters of the systems beside the
+    launch's own."""
     name = re.sub(r"\W+", "_", launch.path.stem).strip("_").lower() or launch.table.name
     data: dict[str, Any] = {"name": name, "steps": STEPS, "warmup_steps": WARMUP}
     for key, value in sorted(
         {"workload.synthetic.steps": STEPS, **fields}.items(), key=lambda one: one[0].count(".")
     ):
         data = data if _is_of_trace(key, fields) else put(data, key, value, str(launch.path))
-    shared = {"minibatches": parameters.get("minibatches", 1)}
+    shared = {"minibatches": parameters.get("minibatches", 1), **beside}
     if (
         "rollout_share" not in parameters
     ):  # else it takes the engine's, which is the asynchronous mode's

@@ -19,12 +19,14 @@ from simrl.scenario.presets import FRAMEWORK_FILES
 
 
 class SystemRule(BaseModel, frozen=True, extra="forbid"):
-    """A system, its parameters as expressions, and when a run has it. `note` is what differs."""
+    """A system, its parameters as expressions, and when a run has it. `note` is what differs,
+    `window` the updates that are simulated, and those left out of averages."""
 
     when: str
     name: str
     parameters: dict[str, str] = {}
     note: str = ""
+    window: str = "[12, 4]"
 
 
 class Note(BaseModel, frozen=True, extra="forbid"):
@@ -38,8 +40,8 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     """How a framework's launch is read. Regexes: `programs` find the command in a script, `classes`
     a configuration class in Python, `no_rl` what is no RL training, with the reason. `let` has names for
     expressions. `config` has the options that name a configuration file, and the key below which it stands; `known_by` keys
-    that only this framework's files have. `values` are all that a key may have; another is not understood, and the default taken.
-    `beside` are parameters that the systems beside the launch's own take from it."""
+    that only this framework's files have. `values` are all that a key may have; for another, which is not understood, the
+    default is taken. `beside` are parameters that the systems beside the launch's own take from it."""
 
     name: str
     title: str

@@ -27,7 +27,10 @@ from simrl.scenario.dotted import put
 from simrl.systems.recipes import parameters_of
 
 QUESTIONS = tomllib.loads(Path(__file__).with_name("questions.toml").read_text(encoding="utf-8"))
-STEPS, WARMUP = 12, 4  # updates that are simulated, and those left out of averages
+SHORTEST = STEPS, _ = (
+    12,
+    4,
+)  # updates that are simulated, and those left out of averages; more repeat their lengths
 OTHERS: list[dict[str, Any]] = [  # what a launch is compared with
     {"name": "verl_colocated"},
     {"name": "one_step_off"},
@@ -151,9 +154,13 @@ def translate(
     notes += [one.note for one in table.notes if reader.note(one.when, one.note)]
     is_set = {name: value for name, value in values.items() if value is not None}
     of_system = {name[7:]: value for name, value in is_set.items() if name.startswith("system.")}
+    steps, warmup_steps = evaluated(rule.window, reader, SHORTEST)
     fields = {
-        name: value for name, value in is_set.items() if not name.startswith("system.")
-    } | overrides
+        "steps": steps,
+        "warmup_steps": warmup_steps,
+        **{name: value for name, value in is_set.items() if not name.startswith("system.")},
+        **overrides,
+    }
     defaults = parameters_of(rule.name)
     changed = {
         name: value for name, value in of_system.items() if value != defaults.get(name, value)
@@ -328,7 +335,7 @@ def _data(
     """Return the data of the scenario file; `beside` are parameters of the systems beside the
     launch's own."""
     name = re.sub(r"\W+", "_", launch.path.stem).strip("_").lower() or launch.table.name
-    data: dict[str, Any] = {"name": name, "steps": STEPS, "warmup_steps": WARMUP}
+    data: dict[str, Any] = {"name": name}
     for key, value in sorted(
         {"workload.synthetic.steps": STEPS, **fields}.items(), key=lambda one: one[0].count(".")
     ):

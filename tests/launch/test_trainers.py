@@ -87,3 +87,41 @@ def test_a_launch_becomes_the_system_of_its_trainer(tmp_path, file, text, system
     path.write_text(text, encoding="utf-8")
     own = translate(read_launch(path), {}).data["systems"][0]
     assert system.items() <= own.items()
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [
+        (VERL, (12, 4)),
+        (f"{VERL} trainer.v1.trainer_mode=colocate_async", (12, 4)),
+        (f"{VERL} {APART} trainer.v1.trainer_mode=separate_async", (96, 48)),
+        (
+            f"{VERL} {APART} trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.parameter_sync_step=2",
+            (48, 24),
+        ),
+        (f"{FULLY} async_training.trigger_parameter_sync_step=3", (72, 36)),
+        ("uv run rl --orchestrator.batch-size 256", (24, 12)),
+    ],
+)
+def test_a_trainer_that_begins_with_full_queues_is_simulated_for_longer(tmp_path, text, window):
+    path = tmp_path / "run.sh"
+    path.write_text(text, encoding="utf-8")
+    data = translate(read_launch(path), {}).data
+    assert (data["steps"], data["warmup_steps"]) == window
+    shorter = translate(read_launch(path), {"steps": 3, "warmup_steps": 1}).data
+    assert (shorter["steps"], shorter["warmup_steps"]) == (3, 1)
+
+
+def test_an_age_that_nemo_rl_refuses_is_named_by_its_key(tmp_path):
+    path = tmp_path / "run.yaml"
+    zero = "grpo: {async_grpo: {enabled: true, max_trajectory_age_steps: 0}, "
+    path.write_text(NEMO.replace("grpo: {", zero), encoding="utf-8")
+    made = translate(read_launch(path), {})
+    assert made.data["systems"][0].get("max_age", 1) == 1
+    assert any("max_trajectory_age_steps is below 1" in note for note in made.notes)
+
+
+def test_rlinfs_scheduler_is_no_note_where_its_system_is_simulated(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(RLINF, encoding="utf-8")
+    assert not any("auto_scheduler" in note for note in translate(read_launch(path), {}).notes)

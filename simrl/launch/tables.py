@@ -41,7 +41,8 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     a configuration class in Python, `no_rl` what is no RL training, with the reason. `let` has names for
     expressions. `config` has the options that name a configuration file, and the key below which it stands; `known_by` keys
     that only this framework's files have. `values` are all that a key may have; for another, which is not understood, the
-    default is taken. `beside` are parameters that the systems beside the launch's own take from it."""
+    default is taken. `beside` are parameters that the systems beside the launch's own take from it; `given`
+    has keys that a field of the command line sets. A reason of `no_rl` with a semicolon has its own remedy."""
 
     name: str
     title: str
@@ -56,6 +57,7 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     defaults: dict[str, Any] = {}
     values: dict[str, list[str]] = {}
     fields: dict[str, str]
+    given: dict[str, str] = {}
     beside: dict[str, str] = {}
     systems: list[SystemRule] = Field(min_length=1)
     no_effect: dict[str, str] = {}

@@ -82,10 +82,13 @@ class _Reader:
     """The keys of a launch as the names of expressions. `used` has the fields that each written key
     was needed for, with their values, `lacks` what a note says of it."""
 
-    def __init__(self, launch: Launch, release: str) -> None:
-        self.settings, self.table, self.release = launch.settings, launch.table, release
+    def __init__(self, launch: Launch, release: str, overrides: Mapping[str, Any]) -> None:
+        self.table, self.release = launch.table, release
+        self.settings = launch.settings | {
+            key: overrides[name] for name, key in launch.table.given.items() if name in overrides
+        }
         self.touched: set[str] = set()
-        self.used: dict[str, list[tuple[str, Any]]] = {key: [] for key in launch.settings}
+        self.used: dict[str, list[tuple[str, Any]]] = {key: [] for key in self.settings}
         self.lacks: dict[str, str] = {}
 
     def __call__(self, key: str) -> Any:
@@ -93,8 +96,12 @@ class _Reader:
             return evaluated(self.table.let[key], self)
         self.touched.add(key)
         value = self.settings.get(key, "")
-        is_known = value in self.table.values.get(key, [value]) and not is_unknown(value)
-        if key in self.settings and value != "" and is_known:
+        if (
+            key in self.settings
+            and value != ""
+            and value in self.table.values.get(key, [value])
+            and not is_unknown(value)
+        ):
             return value
         has_keys = any(name.startswith(f"{key}.") for name in self.settings)
         return self.default(key) if key in self.table.defaults else has_keys or None
@@ -140,7 +147,7 @@ def translate(
     """Return the scenario of a launch; `overrides` has fields that replace what it says or lacks."""
     table, notes = launch.table, list(launch.guessed)
     overrides = {name: value for name, value in overrides.items() if value is not None}
-    reader = _Reader(launch, _known_release(table, release))
+    reader = _Reader(launch, _known_release(table, release), overrides)
     values = {name: reader.field(name, text) for name, text in table.fields.items()}
     rules = (
         one
@@ -154,10 +161,10 @@ def translate(
     notes += [one.note for one in table.notes if reader.note(one.when, one.note)]
     is_set = {name: value for name, value in values.items() if value is not None}
     of_system = {name[7:]: value for name, value in is_set.items() if name.startswith("system.")}
-    steps, warmup_steps = evaluated(rule.window, reader, SHORTEST)
     fields = {
-        "steps": steps,
-        "warmup_steps": warmup_steps,
+        **dict(
+            zip(("steps", "warmup_steps"), evaluated(rule.window, reader, SHORTEST), strict=True)
+        ),
         **{name: value for name, value in is_set.items() if not name.startswith("system.")},
         **overrides,
     }

@@ -2,8 +2,9 @@
 
 import pytest
 
+from simrl.errors import InputError
 from simrl.launch.settings import read_launch
-from simrl.launch.translate import translate
+from simrl.launch.translate import NOT_UNDERSTOOD, translate
 
 VERL = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B"
 APART = "actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=8"
@@ -125,3 +126,45 @@ def test_rlinfs_scheduler_is_no_note_where_its_system_is_simulated(tmp_path):
     path = tmp_path / "run.yaml"
     path.write_text(RLINF, encoding="utf-8")
     assert not any("auto_scheduler" in note for note in translate(read_launch(path), {}).notes)
+
+
+def test_the_prompts_of_trls_step_follow_the_trainers_gpus_of_the_command_line(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TRL, encoding="utf-8")
+    for gpus in (1, 4):
+        data = translate(read_launch(path), {"cluster.train.gpus": gpus}).data
+        assert data["workload"]["synthetic"]["prompts_per_step"] == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("uv run python open_instruct/grpo_fast.py --beta 0.0", r"systems: \[open_instruct\]"),
+        ("accelerate launch open_instruct/grpo_fast.py", r"systems: \[open_instruct\]"),
+        ("python -m pipelinerl.launch output_dir=x", r"systems: \[pipeline_rl\]"),
+        (
+            "trl vllm-serve --model Qwen/Qwen3-8B &\naccelerate launch --num_processes 4 trl_async.py",
+            "name it \\(--from FILE.py\\)",
+        ),
+    ],
+)
+def test_a_launch_that_is_not_read_is_refused_with_what_to_do(tmp_path, text, words):
+    path = tmp_path / "run.sh"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=words):
+        read_launch(path)
+
+
+def test_prime_rls_older_keys_of_sampling_and_environments_are_understood_or_without_effect(
+    tmp_path,
+):
+    path = tmp_path / "rl.toml"
+    older = """[orchestrator.sampling]
+temperature = 1.0
+max_tokens = 1024
+[[orchestrator.env]]
+id = "math"
+args = { level = 5 }
+"""
+    path.write_text(PRIME + older, encoding="utf-8")
+    assert not translate(read_launch(path), {}).of(NOT_UNDERSTOOD)

@@ -85,14 +85,18 @@ def _of_script(path: Path) -> Launch:
                 return Launch(path, table, {"program": program[0], **settings}, script.guessed)
     missing = [guess for guess in script.guessed if guess.startswith("--")]
     why = _no_rl(" ".join(chain.from_iterable(script.commands)), TABLES)
-    why = why or next(iter(missing), f"no command starts RL training with {TITLES}")
-    raise InputError(f"{path}: {why}; {REMEDY}")
+    nothing = next(iter(missing), f"no command starts RL training with {TITLES}")
+    raise InputError(f"{path}: {why or f'{nothing}; {REMEDY}'}")
 
 
 def _no_rl(text: str, tables: Iterable[Table]) -> str:
     reasons = {pattern: why for table in tables for pattern, why in table.no_rl.items()}
     return next(
-        (f"{why}, no RL rollouts" for pattern, why in reasons.items() if re.search(pattern, text)),
+        (
+            why if ";" in why else f"{why}, no RL rollouts; {REMEDY}"
+            for pattern, why in reasons.items()
+            if re.search(pattern, text)
+        ),
         "",
     )
 
@@ -179,7 +183,7 @@ def _of_data(path: Path) -> Launch:
     if table is None:
         raise InputError(f"{path}: no configuration of {TITLES}; {REMEDY}")
     if why := _no_rl(" ".join([*settings, str(settings.get("_target_", ""))]), [table]):
-        raise InputError(f"{path}: {why}; name the configuration of an RL run")
+        raise InputError(f"{path}: {why}")
     return Launch(path, table, settings, guessed)
 
 

@@ -19,12 +19,14 @@ from simrl.scenario.presets import FRAMEWORK_FILES
 
 
 class SystemRule(BaseModel, frozen=True, extra="forbid"):
-    """A system, its parameters as expressions, and when a run has it. `note` is what differs."""
+    """A system, its parameters as expressions, and when a run has it. `note` is what differs,
+    `window` the updates that are simulated, and those left out of averages."""
 
     when: str
     name: str
     parameters: dict[str, str] = {}
     note: str = ""
+    window: str = "[12, 4]"
 
 
 class Note(BaseModel, frozen=True, extra="forbid"):
@@ -38,7 +40,9 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     """How a framework's launch is read. Regexes: `programs` find the command in a script, `classes`
     a configuration class in Python, `no_rl` what is no RL training, with the reason. `let` has names for
     expressions. `config` has the options that name a configuration file, and the key below which it stands; `known_by` keys
-    that only this framework's files have."""
+    that only this framework's files have. `values` are all that a key may have; for another, which is not understood, the
+    default is taken. `beside` are parameters that the systems beside the launch's own take from it; `given`
+    has keys that a field of the command line sets. A reason of `no_rl` with a semicolon has its own remedy."""
 
     name: str
     title: str
@@ -51,7 +55,10 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     no_rl: dict[str, str] = {}
     let: dict[str, str] = {}
     defaults: dict[str, Any] = {}
+    values: dict[str, list[str]] = {}
     fields: dict[str, str]
+    given: dict[str, str] = {}
+    beside: dict[str, str] = {}
     systems: list[SystemRule] = Field(min_length=1)
     no_effect: dict[str, str] = {}
     notes: list[Note] = []

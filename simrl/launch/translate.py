@@ -17,7 +17,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, choose, meant
 from simrl.launch.expression import evaluated, keys_of
 from simrl.launch.settings import Launch, Settings, is_file
 from simrl.launch.tables import Table, numbers
@@ -27,7 +27,10 @@ from simrl.scenario.dotted import put
 from simrl.systems.recipes import parameters_of
 
 QUESTIONS = tomllib.loads(Path(__file__).with_name("questions.toml").read_text(encoding="utf-8"))
-STEPS, WARMUP = 12, 4  # updates that are simulated, and those left out of averages
+SHORTEST = STEPS, _ = (
+    12,
+    4,
+)  # updates that are simulated, and those left out of averages; more repeat their lengths
 OTHERS: list[dict[str, Any]] = [  # what a launch is compared with
     {"name": "verl_colocated"},
     {"name": "one_step_off"},
@@ -79,10 +82,13 @@ class _Reader:
     """The keys of a launch as the names of expressions. `used` has the fields that each written key
     was needed for, with their values, `lacks` what a note says of it."""
 
-    def __init__(self, launch: Launch, release: str) -> None:
-        self.settings, self.table, self.release = launch.settings, launch.table, release
+    def __init__(self, launch: Launch, release: str, overrides: Mapping[str, Any]) -> None:
+        self.table, self.release = launch.table, release
+        self.settings = launch.settings | {
+            key: overrides[name] for name, key in launch.table.given.items() if name in overrides
+        }
         self.touched: set[str] = set()
-        self.used: dict[str, list[tuple[str, Any]]] = {key: [] for key in launch.settings}
+        self.used: dict[str, list[tuple[str, Any]]] = {key: [] for key in self.settings}
         self.lacks: dict[str, str] = {}
 
     def __call__(self, key: str) -> Any:
@@ -90,7 +96,12 @@ class _Reader:
             return evaluated(self.table.let[key], self)
         self.touched.add(key)
         value = self.settings.get(key, "")
-        if key in self.settings and value != "" and not is_unknown(value):
+        if (
+            key in self.settings
+            and value != ""
+            and value in self.table.values.get(key, [value])
+            and not is_unknown(value)
+        ):
             return value
         has_keys = any(name.startswith(f"{key}.") for name in self.settings)
         return self.default(key) if key in self.table.defaults else has_keys or None
@@ -136,7 +147,7 @@ def translate(
     """Return the scenario of a launch; `overrides` has fields that replace what it says or lacks."""
     table, notes = launch.table, list(launch.guessed)
     overrides = {name: value for name, value in overrides.items() if value is not None}
-    reader = _Reader(launch, _known_release(table, release))
+    reader = _Reader(launch, _known_release(table, release), overrides)
     values = {name: reader.field(name, text) for name, text in table.fields.items()}
     rules = (
         one
@@ -151,8 +162,12 @@ def translate(
     is_set = {name: value for name, value in values.items() if value is not None}
     of_system = {name[7:]: value for name, value in is_set.items() if name.startswith("system.")}
     fields = {
-        name: value for name, value in is_set.items() if not name.startswith("system.")
-    } | overrides
+        **dict(
+            zip(("steps", "warmup_steps"), evaluated(rule.window, reader, SHORTEST), strict=True)
+        ),
+        **{name: value for name, value in is_set.items() if not name.startswith("system.")},
+        **overrides,
+    }
     defaults = parameters_of(rule.name)
     changed = {
         name: value for name, value in of_system.items() if value != defaults.get(name, value)
@@ -181,7 +196,12 @@ def translate(
     sources = {name: words or whose for name, words in writers.items()} | dict.fromkeys(
         overrides, "as given"
     )
-    data = _data(launch, fields, {"name": rule.name, **changed}, parameters)
+    beside = {
+        name: value
+        for name, text in table.beside.items()
+        if (value := evaluated(text, reader)) is not None
+    }
+    data = _data(launch, fields, {"name": rule.name, **changed}, parameters, beside)
     return Translation(launch, data, keys, assumed, notes, sources, [])
 
 
@@ -241,6 +261,8 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
         kind, names, becomes = NOT_UNDERSTOOD, "", ""
         if is_unknown(value) and (of_key or not why):
             becomes = UNKNOWN if taken is None else f"{UNKNOWN}; {taken} is taken"
+        elif value not in table.values.get(key, [value]):
+            becomes = f"no value of it{choose(value, table.values[key], '')}; {taken} is taken"
         elif sets:
             kind, names, becomes = UNDERSTOOD, ", ".join(sets), ", ".join(map(str, sets.values()))
         elif key in reader.lacks:
@@ -311,16 +333,21 @@ def _squeezed(name: str) -> str:
 
 
 def _data(
-    launch: Launch, fields: Settings, system: dict[str, Any], parameters: dict[str, Any]
+    launch: Launch,
+    fields: Settings,
+    system: dict[str, Any],
+    parameters: dict[str, Any],
+    beside: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return the data of the scenario file."""
+    """Return the data of the scenario file; `beside` are parameters of the systems beside the
+    launch's own."""
     name = re.sub(r"\W+", "_", launch.path.stem).strip("_").lower() or launch.table.name
-    data: dict[str, Any] = {"name": name, "steps": STEPS, "warmup_steps": WARMUP}
+    data: dict[str, Any] = {"name": name}
     for key, value in sorted(
         {"workload.synthetic.steps": STEPS, **fields}.items(), key=lambda one: one[0].count(".")
     ):
         data = data if _is_of_trace(key, fields) else put(data, key, value, str(launch.path))
-    shared = {"minibatches": parameters.get("minibatches", 1)}
+    shared = {"minibatches": parameters.get("minibatches", 1), **beside}
     if (
         "rollout_share" not in parameters
     ):  # else it takes the engine's, which is the asynchronous mode's

@@ -114,7 +114,7 @@ def plain_data(name: str, launch: int) -> dict[str, Any]:
 
 
 def reader(table: Table, values: dict[str, Any]) -> _Reader:
-    return _Reader(Launch(Path("run"), table, values), table.version)
+    return _Reader(Launch(Path("run"), table, values), table.version, {})
 
 
 def moves(table: Table, key: str) -> bool:

@@ -2,8 +2,9 @@
 
 import pytest
 
+from simrl.errors import InputError
 from simrl.launch.settings import read_launch
-from simrl.launch.translate import translate
+from simrl.launch.translate import NOT_UNDERSTOOD, translate
 
 VERL = "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen3-8B"
 APART = "actor_rollout_ref.rollout.nnodes=1 actor_rollout_ref.rollout.n_gpus_per_node=8"
@@ -87,3 +88,83 @@ def test_a_launch_becomes_the_system_of_its_trainer(tmp_path, file, text, system
     path.write_text(text, encoding="utf-8")
     own = translate(read_launch(path), {}).data["systems"][0]
     assert system.items() <= own.items()
+
+
+@pytest.mark.parametrize(
+    ("text", "window"),
+    [
+        (VERL, (12, 4)),
+        (f"{VERL} trainer.v1.trainer_mode=colocate_async", (12, 4)),
+        (f"{VERL} {APART} trainer.v1.trainer_mode=separate_async", (96, 48)),
+        (
+            f"{VERL} {APART} trainer.v1.trainer_mode=separate_async trainer.v1.separate_async.parameter_sync_step=2",
+            (48, 24),
+        ),
+        (f"{FULLY} async_training.trigger_parameter_sync_step=3", (72, 36)),
+        ("uv run rl --orchestrator.batch-size 256", (24, 12)),
+    ],
+)
+def test_a_trainer_that_begins_with_full_queues_is_simulated_for_longer(tmp_path, text, window):
+    path = tmp_path / "run.sh"
+    path.write_text(text, encoding="utf-8")
+    data = translate(read_launch(path), {}).data
+    assert (data["steps"], data["warmup_steps"]) == window
+    shorter = translate(read_launch(path), {"steps": 3, "warmup_steps": 1}).data
+    assert (shorter["steps"], shorter["warmup_steps"]) == (3, 1)
+
+
+def test_an_age_that_nemo_rl_refuses_is_named_by_its_key(tmp_path):
+    path = tmp_path / "run.yaml"
+    zero = "grpo: {async_grpo: {enabled: true, max_trajectory_age_steps: 0}, "
+    path.write_text(NEMO.replace("grpo: {", zero), encoding="utf-8")
+    made = translate(read_launch(path), {})
+    assert made.data["systems"][0].get("max_age", 1) == 1
+    assert any("max_trajectory_age_steps is below 1" in note for note in made.notes)
+
+
+def test_rlinfs_scheduler_is_no_note_where_its_system_is_simulated(tmp_path):
+    path = tmp_path / "run.yaml"
+    path.write_text(RLINF, encoding="utf-8")
+    assert not any("auto_scheduler" in note for note in translate(read_launch(path), {}).notes)
+
+
+def test_the_prompts_of_trls_step_follow_the_trainers_gpus_of_the_command_line(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TRL, encoding="utf-8")
+    for gpus in (1, 4):
+        data = translate(read_launch(path), {"cluster.train.gpus": gpus}).data
+        assert data["workload"]["synthetic"]["prompts_per_step"] == gpus
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("uv run python open_instruct/grpo_fast.py --beta 0.0", r"systems: \[open_instruct\]"),
+        ("accelerate launch open_instruct/grpo_fast.py", r"systems: \[open_instruct\]"),
+        ("python -m pipelinerl.launch output_dir=x", r"systems: \[pipeline_rl\]"),
+        (
+            "trl vllm-serve --model Qwen/Qwen3-8B &\naccelerate launch --num_processes 4 trl_async.py",
+            "name it \\(--from FILE.py\\)",
+        ),
+    ],
+)
+def test_a_launch_that_is_not_read_is_refused_with_what_to_do(tmp_path, text, words):
+    path = tmp_path / "run.sh"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match=words):
+        read_launch(path)
+
+
+def test_prime_rls_older_keys_of_sampling_and_environments_are_understood_or_without_effect(
+    tmp_path,
+):
+    path = tmp_path / "rl.toml"
+    older = """[orchestrator.sampling]
+temperature = 1.0
+max_tokens = 1024
+[[orchestrator.env]]
+id = "math"
+args = { level = 5 }
+"""
+    path.write_text(PRIME + older, encoding="utf-8")
+    assert not translate(read_launch(path), {}).of(NOT_UNDERSTOOD)

@@ -137,3 +137,69 @@ def test_a_launch_that_advise_writes_is_read_as_the_settings_it_was_written_from
     for section in ("engine", "training"):
         found = getattr(again, section).model_dump()
         assert found.items() >= scenario[section].items()
+
+
+MODE = "trainer.v1.trainer_mode"
+APART = f"{ROLLOUT}.nnodes=1 {ROLLOUT}.n_gpus_per_node=8"
+
+
+def keys_of(folder: Path, settings: str) -> dict[str, tuple[str, str]]:
+    """Return the list of each key, and what became of it."""
+    keys = translate(read(folder, f"{COMPLETE} {settings}"), {}).keys
+    return {key.key: (key.list, key.becomes) for key in keys}
+
+
+def test_a_misspelt_mode_is_not_understood_and_the_modes_are_named(tmp_path):
+    kind, becomes = keys_of(tmp_path, f"{MODE}=seperate_async")[MODE]
+    assert kind == NOT_UNDERSTOOD
+    assert "did you mean separate_async?" in becomes
+    assert "sync, colocate_async, separate_async; sync is taken" in becomes
+
+
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [
+        ("sampler.max_offpolicy_threshold", "max_off_policy_threshold"),
+        ("sampler.max_off_policy_stategy", "max_off_policy_strategy"),
+        ("separate_async.parameter_sync_steps", "parameter_sync_step"),
+    ],
+)
+def test_a_misspelt_key_of_v1_is_not_understood(tmp_path, written, meant):
+    key = f"trainer.v1.{written}"
+    assert keys_of(tmp_path, f"{key}=3")[key] == (NOT_UNDERSTOOD, f"did you mean {meant}?")
+
+
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        (f"{MODE}=sync", "verl_v1_sync"),
+        ("trainer.use_v1=True", "verl_v1_sync"),
+        ("trainer.v1.sampler.max_off_policy_threshold=4", "verl_v1_sync"),
+        ("", "verl_colocated"),
+        (f"trainer.use_v1=False {MODE}=sync", "verl_colocated"),
+        (f"trainer.use_v1=False {MODE}=colocate_async", "verl_colocated"),
+        (f"trainer.use_v1=True {APART} {MODE}=separate_async", "verl_v1_separate_async"),
+    ],
+)
+def test_a_script_that_names_v1_has_its_trainer(tmp_path, settings, name):
+    data = translate(read(tmp_path, f"{COMPLETE} {settings}"), {}).data
+    assert data["systems"][0]["name"] == name
+
+
+def test_use_v1_beside_a_mode_is_not_called_the_synchronous_one(tmp_path):
+    kind, becomes = keys_of(tmp_path, f"trainer.use_v1=True {APART} {MODE}=separate_async")[
+        "trainer.use_v1"
+    ]
+    assert "sync mode" not in becomes
+    assert kind == "understood"
+
+
+@pytest.mark.parametrize(
+    ("settings", "passes"), [("bypass_mode=True", 0), ("bypass_mode=False", None)]
+)
+def test_what_an_asynchronous_script_writes_of_log_prob_passes_holds_beside_it(
+    tmp_path, settings, passes
+):
+    text = f"{COMPLETE} {APART} {MODE}=separate_async algorithm.rollout_correction.{settings}"
+    _, *others = translate(read(tmp_path, text), {}).data["systems"]
+    assert [one.get("log_probs") for one in others] == [passes] * 3

@@ -418,6 +418,11 @@ class Engine:
         )
 
     @property
+    def preemptions(self) -> int:
+        """Preemptions since the start."""
+        return self._total("preemptions")
+
+    @property
     def generated_total(self) -> int:
         return self._total("generated_tokens")
 

@@ -33,8 +33,9 @@ def kept_ahead(stream: GroupStream, *, ahead: int, most: int | None, default: in
 def responses_in_flight(stream: GroupStream, *, waiting: int) -> int:
     """Return 1 if a response may start and all of the groups before have started, and fewer than
     `waiting` responses wait in the buffer; else 0."""
-    buffered = sum(len(group.rollouts) for group in stream.buffer)
-    return min(stream.run.dispatcher.free, 1) if buffered < waiting else 0
+    if stream.run.dispatcher.free < 1:
+        return 0
+    return int(sum(len(group.rollouts) for group in stream.buffer) < waiting)
 
 
 def within_lag(stream: GroupStream, *, lag: int | None) -> int:
@@ -118,10 +119,8 @@ def stamp_older(
 
 
 def overflows(stream: GroupStream, group: Finished, *, most: int) -> bool:
-    """Return whether a group is the oldest of a buffer that holds more than a batch and `most`
-    responses."""
-    if group is not stream.buffer[0]:
-        return False
+    """Return whether the buffer, of which a group is the oldest, holds more than a batch and
+    `most` responses."""
     held = sum(len(each.rollouts) for each in stream.buffer)
     return held > most + stream.batch * stream.group_size
 

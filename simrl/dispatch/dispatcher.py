@@ -373,13 +373,15 @@ class Dispatcher:
             able = self._places.free()
             if min_version:
                 able &= np.array([worker.policy_version >= min_version for worker in self._workers])
-            workers = np.flatnonzero(able)
+            workers = able.nonzero()[0]
             if not workers.size:
                 for job in jobs:
                     self._waiting.shelve(job, self._waiting.for_weights)
                 return
             samples = [job.sample for job in jobs]
-            places = self._rule.place(samples, self._load()[workers], self._placed, self.history)
+            load = self._load()
+            load = load if workers.size == load.size else load[workers]
+            places = self._rule.place(samples, load, self._placed, self.history)
             again = []
             for job, place in zip(jobs, places, strict=True):
                 worker = int(workers[place])

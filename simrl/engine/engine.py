@@ -392,8 +392,9 @@ class Engine:
     def running(self) -> int:
         r, running = self.fleet.r, 0
         for row in range(self.first_row, self.first_row + self._dp):
-            n = self.fleet.t["n_running"].item(row)
-            running += n - int(np.count_nonzero(r["once_more"][row, r["running"][row, :n]]))
+            running += (n := self.fleet.t["n_running"].item(row))
+            if self.fleet.t["n_once_more"].item(row):
+                running -= int(np.count_nonzero(r["once_more"][row, r["running"][row, :n]]))
         return running
 
     @property

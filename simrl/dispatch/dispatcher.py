@@ -379,9 +379,7 @@ class Dispatcher:
                     self._waiting.shelve(job, self._waiting.for_weights)
                 return
             samples = [job.sample for job in jobs]
-            load = self._load()
-            load = load if workers.size == load.size else load[workers]
-            places = self._rule.place(samples, load, self._placed, self.history)
+            places = self._rule.place(samples, self._load()[workers], self._placed, self.history)
             again = []
             for job, place in zip(jobs, places, strict=True):
                 worker = int(workers[place])

@@ -83,7 +83,8 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
     stream = GroupStream(run, lambda: rules.budget(stream), lambda: rules.stamp(stream))
     stream.batch = rules.groups(stream.batch)
     stream.by_response = rules.by_response
-    stream.is_stale, stream.drop_at = rules.stale, rules.drop_at
+    if rules.stale is not None:
+        stream.is_stale, stream.drop_at = rules.stale, rules.drop_at
     rules.begin(stream)
     stream.admit()
     updates: deque[simpy.Event] = deque()  # that have batches and are not over

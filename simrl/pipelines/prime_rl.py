@@ -27,8 +27,7 @@ def budget(stream: GroupStream) -> int:
 
 def control(stream: GroupStream, *, least: int, most: int, initial: int | None) -> None:
     """Let the limit of responses in flight follow the engines, and grow in `Bursts`."""
-    rule = AdaptiveConcurrency(least, most, initial, stream.run.context_tokens)
-    _Control(stream, rule)
+    _Control(stream, AdaptiveConcurrency(least, most, initial, stream.run.context_tokens))
 
 
 class _Control:

@@ -73,7 +73,7 @@ class GroupStream:
         self.noted_version = 0
         self.facts = run.recorder.facts
         run.recorder.facts["stream"] = self
-        self.is_stale: Callable[[GroupStream, Finished], bool] | None = None
+        self.is_stale: Callable[[GroupStream, Finished], bool] = lambda stream, group: False
         self.drop_at: Literal["pull", "finish", "both"] = "pull"
         self._asked: tuple[int, ...] = ()  # the counts as of which `stale` was asked
         self._fresh = 0  # groups of the buffer, the first ones, that were not stale then
@@ -294,15 +294,12 @@ class GroupStream:
     def stale(self) -> list[Finished]:
         """Return the groups of the buffer that are stale. A group that was not is asked again only
         when a count has changed: then all are. Dropped at "finish", only the oldest is asked."""
-        if self.is_stale is None:
-            return []
         if self.drop_at == "finish":
-            groups = self.buffer[:1]
-        else:
-            counts = (self.updates, self.version, self.noted_version, self.syncs, self.dropped)
-            groups = self.buffer[self._fresh :] if counts == self._asked else self.buffer
-            self._asked, self._fresh = counts, len(self.buffer)
-        return [group for group in groups if self.is_stale(self, group)]
+            return [group for group in self.buffer[:1] if self.is_stale(self, group)]
+        counts = (self.updates, self.version, self.noted_version, self.syncs, self.dropped)
+        first = self._fresh if counts == self._asked else 0
+        self._asked, self._fresh = counts, len(self.buffer)
+        return [group for group in self.buffer[first:] if self.is_stale(self, group)]
 
     def drop(self, groups: list[Finished], retry: bool = False) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their

@@ -33,9 +33,8 @@ def kept_ahead(stream: GroupStream, *, ahead: int, most: int | None, default: in
 def responses_in_flight(stream: GroupStream, *, waiting: int) -> int:
     """Return 1 if a response may start and all of the groups before have started, and fewer than
     `waiting` responses wait in the buffer; else 0."""
-    if stream.run.dispatcher.free < 1:
-        return 0
-    return int(sum(len(group.rollouts) for group in stream.buffer) < waiting)
+    starts = stream.run.dispatcher.free > 0
+    return int(starts and sum(len(group.rollouts) for group in stream.buffer) < waiting)
 
 
 def within_lag(stream: GroupStream, *, lag: int | None) -> int:

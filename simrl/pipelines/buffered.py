@@ -36,7 +36,8 @@ class Rules:
 
     `stale` says whether a finished group is dropped, when the buffer is looked at ("pull"), when
     a group is scored, too ("both"), or, the oldest group only, just then ("finish"). It counts
-    what trained, was taken, synced or dropped, and what is before the group in the buffer. `evict` says whether a running group with a stamp is
+    what trained, was taken, synced or dropped, and what is before the group in the buffer.
+    `evict` says whether a running group with a stamp is
     aborted and dropped, when a batch was taken ("pull") or before the workers load ("sync"). The
     budget refills what was dropped.
 

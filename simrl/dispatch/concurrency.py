@@ -48,10 +48,9 @@ class AdaptiveConcurrency:
 
     def observe(self, loads: Sequence[EngineLoad], in_flight: int, time_s: float) -> int:
         """Take a poll of all engines. Return how many responses to abort, the youngest first."""
-        usage = max(load.kv_usage for load in loads)
-        running, queued = sum(load.running for load in loads), sum(load.waiting for load in loads)
-        preempted = any(load.preemptions for load in loads)
-        waiting = {engine for engine, load in enumerate(loads) if load.waiting}
+        kv_tokens, usages, runs, waits, preemptions = zip(*loads, strict=True)
+        usage, running, queued, preempted = max(usages), sum(runs), sum(waits), any(preemptions)
+        waiting = {engine for engine, requests in enumerate(waits) if requests}
         waits_on, self._waited = bool(waiting & self._waited), waiting
         overloaded = running > 0 and queued > QUEUE_SHARE * running
         self._overloads = self._overloads + 1 if overloaded else 0
@@ -62,8 +61,7 @@ class AdaptiveConcurrency:
         self._grows_until_s = time_s + GROWTH_LASTS_S if grows else 0.0
         if not self._knows_start:
             self._knows_start = True
-            kv_tokens = sum(load.kv_tokens for load in loads)
-            self._cap = self._bounded(kv_tokens / self._context_tokens)
+            self._cap = self._bounded(sum(kv_tokens) / self._context_tokens)
             self.limit = int(self._cap)
         if self._draining:
             return 0

@@ -373,7 +373,7 @@ class Dispatcher:
             able = self._places.free()
             if min_version:
                 able &= np.array([worker.policy_version >= min_version for worker in self._workers])
-            workers = np.flatnonzero(able)
+            workers = able.nonzero()[0]
             if not workers.size:
                 for job in jobs:
                     self._waiting.shelve(job, self._waiting.for_weights)

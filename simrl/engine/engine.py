@@ -392,8 +392,9 @@ class Engine:
     def running(self) -> int:
         r, running = self.fleet.r, 0
         for row in range(self.first_row, self.first_row + self._dp):
-            n = self.fleet.t["n_running"].item(row)
-            running += n - int(np.count_nonzero(r["once_more"][row, r["running"][row, :n]]))
+            running += (n := self.fleet.t["n_running"].item(row))
+            if self.fleet.t["n_once_more"].item(row):
+                running -= int(np.count_nonzero(r["once_more"][row, r["running"][row, :n]]))
         return running
 
     @property
@@ -416,6 +417,11 @@ class Engine:
         return self._total("n_running") > 0 or (
             self._total("n_waiting") > self._total("n_once_more") and self.admitting
         )
+
+    @property
+    def preemptions(self) -> int:
+        """Preemptions since the start."""
+        return self._total("preemptions")
 
     @property
     def generated_total(self) -> int:

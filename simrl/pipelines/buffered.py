@@ -35,7 +35,9 @@ class Rules:
     update, given the groups of a batch of the trace. `stamp` marks a group at its submission.
 
     `stale` says whether a finished group is dropped, when the buffer is looked at ("pull"), when
-    the group is scored ("finish"), or at both. `evict` says whether a running group with a stamp is
+    a group is scored, too ("both"), or, the oldest group only, just then ("finish"). It counts
+    what trained, was taken, synced or dropped, and what is before the group in the buffer.
+    `evict` says whether a running group with a stamp is
     aborted and dropped, when a batch was taken ("pull") or before the workers load ("sync"). The
     budget refills what was dropped.
 
@@ -82,8 +84,8 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
     stream = GroupStream(run, lambda: rules.budget(stream), lambda: rules.stamp(stream))
     stream.batch = rules.groups(stream.batch)
     stream.by_response = rules.by_response
-    if rules.stale is not None and rules.drop_at != "pull":
-        stream.is_stale = rules.stale
+    if rules.stale is not None:
+        stream.is_stale, stream.drop_at = rules.stale, rules.drop_at
     rules.begin(stream)
     stream.admit()
     updates: deque[simpy.Event] = deque()  # that have batches and are not over
@@ -109,8 +111,8 @@ def buffered(run: RunContext, *, rules: Rules) -> simpy.events.ProcessGenerator:
 
 def _look(stream: GroupStream, rules: Rules) -> list[Finished] | None:
     """Drop what is stale in the buffer. Return the groups of the next update, or None."""
-    if (stale := rules.stale) is not None and rules.drop_at != "finish":
-        stream.drop([group for group in stream.buffer if stale(stream, group)], rules.retries)
+    if rules.stale is not None and rules.drop_at != "finish":
+        stream.drop(stream.stale(), rules.retries)
     return rules.ready(stream)
 
 

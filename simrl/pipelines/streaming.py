@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import simpy
@@ -49,8 +49,8 @@ class GroupStream:
     group (`submit`). A scored group that the run does not accept is dropped.
 
     `stamp` returns the stamp of a group that is submitted now (None: the trainer's version).
-    `batch` is the number of groups of an update. When a group is scored, all groups of
-    the buffer that are stale (`is_stale`) are dropped.
+    `batch` is the number of groups of an update. When a group is scored, what is `stale` in the
+    buffer is dropped, unless `drop_at` is "pull".
     """
 
     def __init__(
@@ -73,6 +73,9 @@ class GroupStream:
         self.facts = run.recorder.facts
         run.recorder.facts["stream"] = self
         self.is_stale: Callable[[GroupStream, Finished], bool] = lambda stream, group: False
+        self.drop_at: Literal["pull", "finish", "both"] = "pull"
+        self._asked: tuple[int, ...] = ()  # the counts as of which `stale` was asked
+        self._fresh = 0  # groups of the buffer, the first ones, that were not stale then
         self._stamp = stamp or (lambda: run.trainer.version)
         self._at_workers: dict[int, GroupRun] = {}
         self._evicted: set[int] = set()
@@ -277,6 +280,16 @@ class GroupStream:
         self.buffer = [group for group in self.buffer if group.number not in gone]
         return [rollout for group in groups for rollout in group.rollouts]
 
+    def stale(self) -> list[Finished]:
+        """Return the groups of the buffer that are stale. A group that was not is asked again only
+        when a count has changed: then all are. Dropped at "finish", only the oldest is asked."""
+        if self.drop_at == "finish":
+            return [group for group in self.buffer[:1] if self.is_stale(self, group)]
+        counts = (self.updates, self.version, self.noted_version, self.syncs, self.dropped)
+        first = self._fresh if counts == self._asked else 0
+        self._asked, self._fresh = counts, len(self.buffer)
+        return [group for group in self.buffer[first:] if self.is_stale(self, group)]
+
     def drop(self, groups: list[Finished], retry: bool = False) -> None:
         """Drop groups of the buffer that are too stale to be trained, and submit others in their
         place: with `retry`, theirs first."""
@@ -397,7 +410,7 @@ class GroupStream:
         self.buffer.append(group)
         if not self.run.accepts(group.rollouts):
             self._drop([group])
-        elif stale := [group for group in self.buffer if self.is_stale(self, group)]:
+        elif self.drop_at != "pull" and (stale := self.stale()):
             self._count_stale(self._drop(stale))
         self.admit()
         self._news.fire()

@@ -110,10 +110,8 @@ def stamp_older(
 
 
 def overflows(stream: GroupStream, group: Finished, *, most: int) -> bool:
-    """Return whether a group is the oldest of a buffer that holds more than a batch and `most`
-    responses."""
-    if group is not stream.buffer[0]:
-        return False
+    """Return whether the buffer, of which a group is the oldest, holds more than a batch and
+    `most` responses."""
     held = sum(len(each.rollouts) for each in stream.buffer)
     return held > most + stream.batch * stream.group_size
 

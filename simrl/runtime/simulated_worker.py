@@ -194,7 +194,7 @@ class SimulatedWorker:
     def load(self, event: simpy.Event) -> None:
         engine, limits = self.engine, self.engine.fleet.limits
         blocks = limits.kv_blocks * limits.dp
-        preemptions = sum(each.totals["preemptions"] for each in self.engines)
+        preemptions = sum(each.preemptions for each in self.engines)
         usage = 1.0 - engine.free_blocks / blocks
         new, self._preemptions = preemptions - self._preemptions, preemptions
         tokens = limits.kv_tokens * limits.dp

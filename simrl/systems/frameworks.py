@@ -272,14 +272,6 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 Warmup = Annotated[float, Field(ge=0, le=100)]  # batches
 
 
-def mini_batch(batch: int, *, updates: int) -> int:
-    """Return the groups of an update: verl's batch is parameter_sync_step mini-batches. Raise
-    `InputError` if the batch has fewer groups than updates."""
-    words = f"verl_v1_separate_async: sync_step {updates} of a batch of {batch} groups"
-    refuse((updates > batch, f"{words}: a mini-batch has a group or more; give {batch} or less"))
-    return batch // updates
-
-
 def verl_v1(
     updates: int,
     warmup_batches: float,
@@ -293,7 +285,7 @@ def verl_v1(
     words = Rules(
         budget=partial(batches_and_warmup, updates=updates, warmup=warmup_batches),
         ready=partial(oldest_stamp_first, updates=updates, waits_at=waits),
-        groups=partial(mini_batch, updates=updates),
+        groups=lambda batch: max(batch // updates, 1),
         stamp=partial(step, updates=updates),
         stale=partial(
             evicted,
@@ -357,7 +349,7 @@ def verl_v1_separate_async(
     """verl's trainer_mode separate_async: mini-batches train as soon as their groups are ready, weights go out once a step.
 
     A step trains a batch in `sync_step` (parameter_sync_step) updates of a mini-batch each; an update is a step of the run.
-    verl requires a whole number of groups in each; here they are rounded down, and the rest stays for the next step. It
+    verl requires a whole number of groups in each; here it is rounded down, to one at the least. It
     begins as in verl_v1_colocate_async, looks at its buffer as often, and evicts, waits and refills by the same rules: span
     counts steps. An update trains as soon as a mini-batch of groups is ready, those of the oldest steps first. After the last
     one of a step, requests are aborted with their tokens, the weights are broadcast and loaded, and generation resumes: an

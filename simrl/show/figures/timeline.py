@@ -240,13 +240,19 @@ def _write_title(figure: Figure, result: Result) -> None:
 def write_head(figure: Figure, title: str, *lines: str) -> None:
     """Write a title and lines below it in the upper left corner."""
     height, room = figure.get_figheight(), 72 * 0.98 * figure.get_figwidth()  # points
-    place: dict[str, Any] = {"va": "top", "color": INK}
     # a letter is at most 0.64 of the size wide on average if bold, else 0.54: long lines are smaller
-    size = min(14.4, room / 0.64 / max(len(title), 1))
-    figure.text(0.012, 1 - 0.10 / height, plain(title), fontsize=size, fontweight="bold", **place)
-    for i, line in enumerate(lines):
-        size = min(10.0, room / 0.54 / max(len(line), 1))
-        figure.text(0.012, 1 - (0.42 + 0.22 * i) / height, plain(line), fontsize=size, **place)
+    heads = [(0.10, title, "bold", 14.4, 0.64)]
+    heads += [(0.42 + 0.22 * i, line, "normal", 10.0, 0.54) for i, line in enumerate(lines)]
+    for below, line, fontweight, largest, wide in heads:
+        figure.text(
+            0.012,
+            1 - below / height,
+            plain(line),
+            va="top",
+            color=INK,
+            fontweight=fontweight,
+            fontsize=min(largest, room / wide / max(len(line), 1)),
+        )
 
 
 def _write_legend(

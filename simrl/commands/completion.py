@@ -50,7 +50,10 @@ BY_NAME = {  # of a parameter, or of the command that describes what its argumen
         _completed(
             lambda: _functions(
                 "simrl.systems",
-                *(f"systems/{name}.py" for name in ("on_policy", "off_policy", "drafting")),
+                *(
+                    f"systems/{name}.py"
+                    for name in ("on_policy", "off_policy", "frameworks", "drafting")
+                ),
             )
         ),
     ),

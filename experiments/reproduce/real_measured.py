@@ -115,9 +115,9 @@ def _verl_v1(data: Path) -> Values:
 
 def _marin(data: Path) -> Values:
     lines = _lines(data / RUNS / "marin_async.csv")
-    found = {row: _numbers(next_exact(lines, "run", run), "core_s") for row, run in MARIN.items()}
-    over = found["marin-async-c1"][0] / found["marin-sync"][0]
-    return {**found, "marin-async-c1-over-sync": [over]}
+    core_s = {row: _numbers(next_exact(lines, "run", run), "core_s") for row, run in MARIN.items()}
+    over = core_s["marin-async-c1"][0] / core_s["marin-sync"][0]
+    return {**core_s, "marin-async-c1-over-sync": [over]}
 
 
 def _verl_fsdp(data: Path) -> Values:

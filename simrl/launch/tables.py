@@ -57,7 +57,7 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     defaults: dict[str, Any] = {}
     values: dict[str, list[str]] = {}
     fields: dict[str, str]
-    given: dict[str, str] = {}
+    overrides: dict[str, str] = {}
     beside: dict[str, str] = {}
     systems: list[SystemRule] = Field(min_length=1)
     no_effect: dict[str, str] = {}

@@ -85,7 +85,9 @@ class _Reader:
     def __init__(self, launch: Launch, release: str, overrides: Mapping[str, Any]) -> None:
         self.table, self.release = launch.table, release
         self.settings = launch.settings | {
-            key: overrides[name] for name, key in launch.table.given.items() if name in overrides
+            key: overrides[name]
+            for name, key in launch.table.overrides.items()
+            if name in overrides
         }
         self.touched: set[str] = set()
         self.used: dict[str, list[tuple[str, Any]]] = {key: [] for key in self.settings}

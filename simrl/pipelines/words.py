@@ -76,7 +76,7 @@ def finished_first(stream: GroupStream) -> list[Finished] | None:
 
 
 def next_in_order(stream: GroupStream) -> list[Finished] | None:
-    """Return the batch of the groups submitted right after those of the last update, once all are
+    """Return the batch of the groups submitted right after the last update's, once all are
     finished."""
     end = (stream.updates + 1) * stream.batch
     groups = [group for group in sorted(stream.buffer) if group.number < end]
@@ -133,7 +133,7 @@ def workers_allowed(stream: GroupStream, *, workers: int | None, ahead: int) -> 
 
 
 def limit_in_flight(stream: GroupStream, *, most: int | None, batches: int) -> None:
-    """Let at most `most` responses be in flight (None: those of `batches` batches)."""
+    """Let at most `most` responses be in flight (None: the responses of `batches` batches)."""
     stream.run.dispatcher.limit(most or batches * stream.batch * stream.group_size)
 
 

@@ -215,10 +215,10 @@ def pipeline_rl(
     """Engines are always full; weights after every update, with the KV cache kept; a full buffer drops its oldest groups.
 
     As ServiceNow/PipelineRL@58d3934. Each engine has up to `llm_max_rollouts` responses; the next goes to the engine with the
-    fewest. A batch takes the groups that finished first. With `max_lag` (in responses), the groups of an update start at first,
-    and those of `max_lag` responses (rounded up) more; with every version, the groups of one update. Without it, generation
-    never waits. Of what is finished, a batch and `ring_buffer_size` responses wait for the trainer; the oldest beyond are
-    dropped. After each update the engines pause, load, and keep their KV cache.
+    fewest. A batch takes the groups that finished first. With `max_lag` (in responses), the groups of an update start at
+    first, and the groups of `max_lag` responses (rounded up) more; with every version, the groups of one update. Without it,
+    generation never waits. Of what is finished, a batch and `ring_buffer_size` responses wait for the trainer; the oldest
+    beyond are dropped. After each update the engines pause, load, and keep their KV cache.
     Not modelled: the preprocessor's queues but for the last; `max_ready_samples_per_lead` (64 a trainer) is one batch here.
     """
     rules = Rules(
@@ -318,7 +318,7 @@ def verl_v1_colocate_async(
 
     A step begins with the submission of a whole batch of prompts, the first one with `warmup_batches` (num_warmup_batches;
     rounded down to whole groups) more. The buffer is looked at every two seconds (`poll_interval`). Once a batch of groups is
-    finished, those of the oldest steps first, generation ends: what runs is aborted with its tokens, the engines sleep, and the
+    finished, taken by the oldest steps first, generation ends: what runs is aborted with its tokens, the engines sleep, and the
     same GPUs train (`minibatches`: train_batch_size over ppo_mini_batch_size). Then the engines load the weights, and an
     aborted request goes on at the server that had it, where its tokens are prefilled again; the second that it waits first is
     over by then. A group's span is the number of steps from its submission to the present one, both counted. A finished group
@@ -351,7 +351,7 @@ def verl_v1_separate_async(
     A step trains a batch in `sync_step` (parameter_sync_step) updates of a mini-batch each; an update is a step of the run.
     verl requires a whole number of groups in each; here it is rounded down, to one at the least. It
     begins as in verl_v1_colocate_async, looks at its buffer as often, and evicts, waits and refills by the same rules: span
-    counts steps. An update trains as soon as a mini-batch of groups is ready, those of the oldest steps first. After the last
+    counts steps. An update trains as soon as a mini-batch of groups is ready, the oldest steps first. After the last
     one of a step, requests are aborted with their tokens, the weights are broadcast and loaded, and generation resumes: an
     aborted request goes on at its server, a second after it was aborted at the earliest, and prefills its tokens again.
     `log_probs` is 1 unless rollout_correction.bypass_mode takes the rollout's. With `enable_switch`
@@ -439,7 +439,7 @@ def nemo_rl_single_controller(
     `max_inflight_prompts` run and fewer than `max_buffered_rollouts` run or wait (None: 64, or what the sampler needs where
     that is more). `window` is `max_lookahead_versions` of the sampler in_order and `max_staleness_versions` of the others:
     but for windowed, the prompts of batch n start once the trainer has version n - `window`. in_order trains batch n in
-    update n; ready_first any finished groups, those first that started first; weight_fifo those of the oldest version that
+    update n; ready_first any finished groups, in the order of their starts; weight_fifo the groups of the oldest version that
     any group of the window began with; windowed any that began at most `window` versions ago, and drops older ones,
     finished or running. The trainer takes all that its sampler offers, up to a batch in total, as soon as it is free and
     `min_groups_for_streaming_train` are offered, or what the update still lacks. After the update weights are loaded while
@@ -580,7 +580,7 @@ def roll_async(
     partial_gpu_mode: bool = False,
     filter_groups: bool = False,
 ) -> System:
-    """Groups run up to a ratio of batches ahead; a batch takes those of the oldest step first, and waits for them.
+    """Groups run up to a ratio of batches ahead; a batch takes the oldest step's first, and waits for them.
 
     As ROLL's replay buffer (alibaba/ROLL@8eb27cc, `async_pipeline` of RLVR). Up to step k, `async_generation_ratio` + k + 1
     batches of groups may have started and not been dropped. A batch takes the finished groups of the oldest step, then those of

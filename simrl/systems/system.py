@@ -55,7 +55,7 @@ class System:
     are not trained; `after_log_probs`: theirs are computed; `polled`: the pipeline drops them.
     `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a
     critic is trained, too (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and
-    training, those of the trainer between "updates" or any between "minibatches". `tp_sizes`:
+    training, the trainer's between "updates" or any between "minibatches". `tp_sizes`:
     tensor-parallel sizes that rollout may have in place of the cluster's.
     """
 

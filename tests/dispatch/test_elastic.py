@@ -269,8 +269,8 @@ def test_the_trainers_gpus_roll_out_until_no_more_than_half_of_the_responses_run
 
 def test_the_last_mini_batch_waits_for_the_end_of_rollout_and_then_for_all_gpus():
     eight = trace([[[(4, 2)], [(4, 20)], [(4, 3)], [(4, 40)]] * 2])
-    given = {**PLAIN, "max_running_requests": 1, "wait_before_last": True}
-    watched = counted("rlinf_dynamic", given, eight, steps=1, workers=3)
+    parameters = {**PLAIN, "max_running_requests": 1, "wait_before_last": True}
+    watched = counted("rlinf_dynamic", parameters, eight, steps=1, workers=3)
     for lane in lanes(watched.result):
         assert spans_of(watched, lane, "train")[-1:] == [("train", 40, 40)]
     assert_nothing_is_lost(watched)
@@ -374,16 +374,16 @@ def test_gpus_that_are_lent_at_each_update_train_and_roll_out_in_turn():
 
 
 @pytest.mark.parametrize("name", ["switch", "schedule"])
-def test_a_rule_is_told_the_seconds_that_the_switches_of_its_run_took(name, monkeypatch):
-    told = []
+def test_a_rule_notes_the_seconds_that_the_switches_of_its_run_took(name, monkeypatch):
+    noted = []
     rule = StepSwitch if name == "switch" else DynamicSchedule
-    monkeypatch.setattr(rule, "switched", lambda self, to, seconds: told.append((to, seconds)))
+    monkeypatch.setattr(rule, "switched", lambda self, to, seconds: noted.append((to, seconds)))
     result = simulate(lending(name))
     lent = [
         sum(span["ended_s"] - span["started_s"] for span in spans)
         for spans in changes(lanes(result)["rollout-007"])
     ]
-    seconds = [seconds for to, seconds in told if to == "rollout"]
+    seconds = [seconds for to, seconds in noted if to == "rollout"]
     assert seconds == pytest.approx(lent[: len(seconds)])
     assert seconds
 
@@ -407,8 +407,8 @@ def test_states_that_stay_on_gpus_that_roll_out_need_room_beside_the_engine():
     with pytest.raises(InputError, match=r"GiB of states stay on a GPU that rolls out"):
         prepare(lending("switch", **stays, engine={"gpu_memory_utilization": 0.99}))
     prepare(lending("switch", **stays, engine={"gpu_memory_utilization": 0.5}))
-    own = {"gpu_memory_utilization": 0.99}  # the trainer's own GPUs do not roll out
-    prepare(lending("rlinf", **stays, engine=own))
+    engine = {"gpu_memory_utilization": 0.99}  # the trainer's own GPUs do not roll out
+    prepare(lending("rlinf", **stays, engine=engine))
 
 
 def test_a_first_size_that_does_not_divide_a_mini_batch_is_refused():
@@ -419,6 +419,6 @@ def test_a_first_size_that_does_not_divide_a_mini_batch_is_refused():
 
 
 def test_pools_of_their_own_lend_nothing():
-    own = {"cluster": {"gpu": "h100", "gpus": 8, "tp": 1, "train": {"gpu": "h200", "gpus": 4}}}
+    cluster = {"gpu": "h100", "gpus": 8, "tp": 1, "train": {"gpu": "h200", "gpus": 4}}
     with pytest.raises(InputError, match="it lends GPUs from one pool to the other"):
-        prepare(lending("switch", share=None, **own))
+        prepare(lending("switch", share=None, cluster=cluster))

@@ -86,8 +86,8 @@ max_off_policy_steps = 4
 def test_a_launch_becomes_the_system_of_its_trainer(tmp_path, file, text, system):
     path = tmp_path / file
     path.write_text(text, encoding="utf-8")
-    own = translate(read_launch(path), {}).data["systems"][0]
-    assert system.items() <= own.items()
+    first = translate(read_launch(path), {}).data["systems"][0]
+    assert system.items() <= first.items()
 
 
 @pytest.mark.parametrize(

@@ -189,7 +189,7 @@ def test_the_page_of_launches_has_every_framework_with_its_release_and_its_syste
     for table in TABLES:
         _, _, release, systems = rows[table.title]
         assert release.split(" (")[0] == table.version, table.title
-        named = {name for name in re.findall(r"`([a-z_]+)`", systems)}
+        named = {name for name in re.findall(r"`([a-z_0-9]+)`", systems)}
         assert named == {rule.name for rule in table.systems}, table.title
 
 

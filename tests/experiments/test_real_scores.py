@@ -50,6 +50,9 @@ ROWS = {
     "verl-v1-colocate-async": "hours",
     "verl-v1-separate-async": "hours",
     "verl-v1-colocate-async-over-sync": "samples/s ratio",
+    "marin-sync": "core_s",
+    "marin-async-c1": "core_s",
+    "marin-async-c1-over-sync": "core_s ratio",
     "hf-lora-dp2": LORA,
     "hf-lora-dp2-tb16k": LORA,
 }

@@ -149,18 +149,20 @@ class Deciding:
 
 def whole_runs(
     name: str,
-    parameters: dict[str, Any],
+    parameters: dict[str, Any] | Callable[[int], dict[str, Any]],
     made: Callable[[int, int], Framework],
     seed: int,
     version_of: Callable[[GroupStream], int] = lambda stream: stream.version,
 ) -> tuple[Watched, Watched]:
     """Run a system on random lengths twice: as it is, and with the decisions of a framework, made
-    for the groups of a batch and the responses of a group. The framework hears of the version that `version_of` returns."""
+    for the groups of a batch and the responses of a group. The parameters may follow from the groups of a batch. The framework hears of the version that `version_of` returns."""
     random = np.random.default_rng(seed)
     batch, workers, steps = int(random.integers(1, 5)), int(random.integers(1, 4)), 6
     lengths = random.integers(1, 40, (3, batch, int(random.integers(1, 4))))
     drawn = trace([[[(4, int(n)) for n in group] for group in step] for step in lengths])
     times = {"load_s": float(random.integers(0, 8)), "publish_s": float(random.integers(0, 20))}
+    if callable(parameters):
+        parameters = parameters(batch)
     simrls = counted(name, parameters, drawn, steps, workers, **times)
     deciding = Deciding(made(batch, lengths.shape[2]), version_of)
     words = {"budget": deciding.budget, "ready": deciding.ready}

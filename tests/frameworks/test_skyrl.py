@@ -76,12 +76,21 @@ def test_its_manager_and_its_collection_decide_as_simrl_does(package: Any) -> No
 def test_a_run_in_which_its_classes_decide_is_simrls_own_run(
     package: Any, staleness: int, workers: int
 ) -> None:
-    parameters = {"max_staleness_steps": staleness, "num_parallel_generation_workers": workers}
+    def taken(batch: int) -> int:
+        """Return the next number of workers that SkyRL takes."""
+        return min(max(workers, batch), batch * (staleness + 1))
+
+    def parameters(batch: int) -> dict[str, int]:
+        return {
+            "max_staleness_steps": staleness,
+            "num_parallel_generation_workers": taken(batch),
+        }
+
     for seed in range(36):
         simrls, decided = whole_runs(
             "skyrl_async",
             parameters,
-            lambda batch, _: SkyRL(package, staleness, workers, batch),
+            lambda batch, _: SkyRL(package, staleness, taken(batch), batch),
             seed,
             lambda stream: stream.syncs,  # it notes a step once its weights are loaded
         )

@@ -155,7 +155,8 @@ def whole_runs(
     version_of: Callable[[GroupStream], int] = lambda stream: stream.version,
 ) -> tuple[Watched, Watched]:
     """Run a system on random lengths twice: as it is, and with the decisions of a framework, made
-    for the groups of a batch and the responses of a group. The parameters may follow from the groups of a batch. The framework hears of the version that `version_of` returns."""
+    for the groups of a batch and the responses of a group. The parameters may follow from the groups of a batch. The framework
+    hears of the version that `version_of` returns."""
     random = np.random.default_rng(seed)
     batch, workers, steps = int(random.integers(1, 5)), int(random.integers(1, 4)), 6
     lengths = random.integers(1, 40, (3, batch, int(random.integers(1, 4))))

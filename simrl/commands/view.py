@@ -113,7 +113,9 @@ def listing(
     def show(pages: Any, console: "Console") -> None:
         from simrl.show.text import bare_table
 
-        console.print(bare_table(headings, map(cells, pages)))
+        table = bare_table(headings, map(cells, pages))
+        table.columns[0].no_wrap = True  # names are copied
+        console.print(table)
         console.print(f"\n{footer}")
 
     return DataView(pages, show, ascii=False, width=200)

@@ -30,16 +30,15 @@ class Rules:
 
     `budget` returns how many more groups may start now (not positive: none); it is asked when a
     group is scored or dropped, after a sync, and, if it counts `by_response`, whenever a response
-    ends. `ready` returns the
-    finished groups that the next update trains; None: not yet. `groups` has the groups of an
-    update, given the groups of a batch of the trace. `stamp` marks a group at its submission.
+    ends. `ready` returns the finished groups that the next update trains; None: not yet. `groups`
+    has the groups of an update, given the groups of a batch of the trace. `stamp` marks a group at
+    its submission.
 
     `stale` says whether a finished group is dropped, when the buffer is looked at ("pull"), when
     a group is scored, too ("both"), or, the oldest group only, just then ("finish"). It counts
-    what trained, was taken, synced or dropped, and what is before the group in the buffer.
-    `evict` says whether a running group with a stamp is
-    aborted and dropped, when a batch was taken ("pull") or before the workers load ("sync"). The
-    budget refills what was dropped.
+    what trained, was taken, synced or dropped, and what is before the group in the buffer. `evict`
+    says whether a running group with a stamp is aborted and dropped, when a batch was taken
+    ("pull") or before the workers load ("sync"). The budget refills what was dropped.
 
     Weights are synced after every `updates_per_sync` updates. A sync waits for nothing, until the
     next batch is "ready", or, while no group begins, until no response is unfinished ("generated")

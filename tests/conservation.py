@@ -7,7 +7,7 @@ from tests.helpers import Watched, lanes, rows
 
 
 def may_generate_twice(watched):
-    """Whether tokens may be generated that no response keeps: duplicates, or requests that start over."""
+    """Return whether tokens may be generated that no response keeps: duplicates, or requests that start over."""
     starts_over = watched.prepared.system.on_update.running == "start_over"
     return watched.prepared.tail is not None or starts_over
 

@@ -79,7 +79,7 @@ def run(lab: Lab, inputs: Inputs, mode: str) -> list[float]:
 
 @row
 def ratio(lab: Lab, inputs: Inputs) -> list[float]:
-    """Predict the seconds of the run that is a batch ahead over those of the synchronous one."""
+    """Predict the ratio of seconds: the run that is a batch ahead over the synchronous run."""
     return [core_s(lab, inputs, "c1") / core_s(lab, inputs, "sync")]
 
 

@@ -102,7 +102,7 @@ class AdaptiveConcurrency:
 
 
 class Bursts:
-    """By how much the responses in flight may grow in a window of `POLL_S` (`admission_budget`):
+    """Growth of the responses in flight that a window of `POLL_S` allows (`admission_budget`):
     by the responses of a group, or a tenth of the limit, rounded down, if that is more. A response
     in place of one that ended is no growth; one in place of an aborted one is."""
 

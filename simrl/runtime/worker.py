@@ -23,7 +23,7 @@ LoadMode = Literal["recompute", "keep", "drain", "start_over"]
 
 @dataclass(frozen=True)
 class OnUpdate:
-    """What an update does to the requests that workers run.
+    """Treatment of the requests that workers run at an update.
 
     `running` is the mode of `RolloutWorker.load_weights`, and `retry_s` the wait of an interrupted
     request before its client sends it again (verl V1: 1 s). A load takes `pause_s` longer.
@@ -40,7 +40,7 @@ RECOMPUTE = OnUpdate()
 
 
 class EngineLoad(NamedTuple):
-    """What an engine reports of itself: the tokens that its KV cache holds, the share in use, the
+    """Report of an engine: the tokens that its KV cache holds, the share in use, the
     requests that run and wait, and the preemptions since the last report."""
 
     kv_tokens: int

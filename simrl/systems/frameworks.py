@@ -583,8 +583,8 @@ def roll_async(
     """Groups run up to a ratio of batches ahead; a batch takes the oldest step's first, and waits for them.
 
     As ROLL's replay buffer (alibaba/ROLL@8eb27cc, `async_pipeline` of RLVR). Up to step k, `async_generation_ratio` + k + 1
-    batches of groups may have started and not been dropped. A batch takes the finished groups of the oldest step, then those of
-    the next, and waits at each for its running groups while the batch lacks some; of the oldest step, a ratio that is not whole
+    batches of groups may have started and not been dropped. A batch takes the finished groups of the oldest step, then of the
+    next, and waits at each for its running groups while the batch lacks some; of the oldest step, a ratio that is not whole
     takes its fractional part of a batch only. At a weight sync, running requests stop, and go on after the load with their
     tokens, prefilled again. ROLL also aborts what began `async_generation_ratio` steps ago; within this budget, a batch has
     taken all of it before. The ratio's default in ROLL is 0, which is synchronous; its examples have 1.

@@ -32,7 +32,7 @@ class Framework(Protocol):
 
 @dataclass
 class Counts:
-    """What a word sees of a `GroupStream`."""
+    """Counts of a `GroupStream`, as a word sees them."""
 
     batch: int
     version: int = 0

@@ -34,7 +34,7 @@ class _Anything(type):
 
 
 class Anything(metaclass=_Anything):
-    """What a stub has under every name: a base class, a type, a decorator."""
+    """Attribute of a stub under any name: a base class, a type, a decorator."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         pass

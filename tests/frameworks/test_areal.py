@@ -30,7 +30,7 @@ def package() -> Any:
 
 
 class Areal:
-    """Its manager and its dispatcher; the version is that of the weights that the engines have."""
+    """Its manager and its dispatcher; its version is the weights' that the engines have."""
 
     def __init__(self, package: Any, eta: int, concurrent: int, batch: int) -> None:
         self.version = 0

@@ -136,7 +136,7 @@ class Trl:
 
 @dataclass
 class Slots:
-    """What a word sees of the dispatcher: the free ones of `most` slots."""
+    """Dispatcher as a word sees it: the free ones of `most` slots."""
 
     counts: Counts
     most: int

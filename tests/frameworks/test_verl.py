@@ -351,12 +351,14 @@ def test_a_run_that_verls_own_buffer_decides_updates_when_simrls_own_does(
         parameters["sync_step"], updates, steps = 2, 2, 12
     for seed in range(3):
         changes = {"workload": {"synthetic": LENGTHS | {"steps": 4}}, "seed": seed, "steps": steps}
-        own = prepared(on_gpus(name, parameters, 2, **changes))
-        words = own.system.pipeline.keywords["rules"]
+        ready = prepared(on_gpus(name, parameters, 2, **changes))
+        words = ready.system.pipeline.keywords["rules"]
         decides = Deciding(buffers, updates, threshold, strategy, filters)
         rules = replace(words, ready=decides.ready, stale=None)
-        theirs = replace(own, system=replace(own.system, pipeline=partial(buffered, rules=rules)))
-        ours, other = simulate_prepared(own), simulate_prepared(theirs)
+        theirs = replace(
+            ready, system=replace(ready.system, pipeline=partial(buffered, rules=rules))
+        )
+        ours, other = simulate_prepared(ready), simulate_prepared(theirs)
         assert other.steps.equals(ours.steps)  # times, versions, tokens
         columns = ["uid", "trained_step"]
         assert other.samples.select(columns).equals(ours.samples.select(columns))

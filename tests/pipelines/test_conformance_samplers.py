@@ -71,7 +71,7 @@ def test_ready_first_trains_what_is_finished_and_leaves_the_long_prompt_for_late
 
 
 def test_weight_fifo_finishes_the_groups_of_a_version_before_those_of_the_next():
-    """Four prompts start with version 0; those of version 1 wait until the long one of them has trained at 45."""
+    """Four prompts start with version 0; the prompts of version 1 wait until the long one has trained at 45."""
     run = counted(
         "nemo_rl_single_controller",
         {**CONTROLLER, "sampler": "weight_fifo"},

@@ -245,7 +245,7 @@ class OpenInstruct:
 
 @dataclass
 class PipelineRL:
-    """ServiceNow/PipelineRL@58d3934: with `max_lag`, groups of an update and of the lag at first, then those of an update more
+    """ServiceNow/PipelineRL@58d3934: with `max_lag`, groups of an update and of the lag at first, then an update's groups more
     with every version that was propagated."""
 
     attempts: int

@@ -92,14 +92,14 @@ def rig(limits=ROOMY, tables=TICKS, load_s=10.0, **more) -> Rig:
 
 
 def timelines(waits, modes=MODES):
-    asked = st.one_of(
+    command = st.one_of(
         lengths.map(lambda r: ("submit", r)),
         st.integers(0, 12).map(lambda uid: ("abort", uid)),
         st.integers(0, 12).map(lambda uid: ("bounce", uid)),
         st.sampled_from(modes).map(lambda mode: ("load", mode)),
     )
-    planned = st.lists(st.tuples(waits, asked), min_size=1, max_size=10)
-    reactions = st.lists(st.tuples(st.integers(0, 12), asked), max_size=4)
+    planned = st.lists(st.tuples(waits, command), min_size=1, max_size=10)
+    reactions = st.lists(st.tuples(st.integers(0, 12), command), max_size=4)
     return st.tuples(planned, reactions)
 
 

@@ -90,7 +90,7 @@ def test_every_shipped_file_that_a_command_names_is_there(page: str):
     assert [word for word in sorted(shipped - made) if not (ROOT / word).exists()] == []
 
 
-BOARDS = ("scoreboard", "landscape", "rhymerl_map", "specactor_map")
+BOARDS = ("scoreboard", "rhymerl_map", "specactor_map")
 
 
 def anchors(page: Path) -> set[str]:

@@ -95,11 +95,6 @@ COMMANDS = {
         writes="experiments/published/conditioned.md"
     ),
     "python experiments/published/given.py": Small(writes="experiments/published/given.md"),
-    "python experiments/published/landscape.py --data ../shared/data": Small(
-        "--tiny --jobs 1",
-        "experiments/published/landscape.csv",
-        changes=((" --data ../shared/data", ""),),
-    ),
     "python experiments/published/rhymerl_map.py": Small(
         "--redraw", "experiments/published/rhymerl_map_schedules.png"
     ),
@@ -109,6 +104,7 @@ COMMANDS = {
     "python experiments/published/specactor_map.py": Small(
         "--small", "experiments/published/specactor_map.png"
     ),
+    "python -m experiments.what_to_run": Small("--page-only", "experiments/what_to_run.md"),
     "python experiments/seeds.py": Small("tl-3 --samples 1 --jobs 2"),
     "python experiments/seeds.py --page experiments/seeds.md": Small(
         "tl-3 --samples 0 --jobs 2", "experiments/seeds.md"

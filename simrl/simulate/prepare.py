@@ -25,6 +25,7 @@ from simrl.runtime.faults import check_faults
 from simrl.runtime.worker import WorkerCosts
 from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
+from simrl.simulate.judge import JudgeEngines, judge_engines
 from simrl.simulate.memory import engine_limits, require_drafter_fits
 from simrl.simulate.modelled import not_modelled
 from simrl.simulate.rollpacker import other_layouts
@@ -61,6 +62,7 @@ class Prepared(Deployment):
     drafts: DraftPlan | None = None
     tail: TailPlan | None = None
     agents: AgentRules = PLAIN
+    judge: JudgeEngines | None = None
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
 
     @property
@@ -80,7 +82,14 @@ class Prepared(Deployment):
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
         followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
+        followed = followed or self.judges_responses
         return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
+
+    @property
+    def judges_responses(self) -> bool:
+        """True if a judge reads each response as soon as it has ended."""
+        judge = self.judge
+        return judge is not None and judge.gpus > 0 and not judge.requests.of_groups
 
     @property
     def is_elastic(self) -> bool:
@@ -102,7 +111,12 @@ class Prepared(Deployment):
 
     @property
     def gpus(self) -> int:
-        """All GPUs that the system occupies."""
+        """All GPUs that the system occupies, a judge's own included."""
+        return self.policy_gpus + (self.judge.gpus if self.judge else 0)
+
+    @property
+    def policy_gpus(self) -> int:
+        """GPUs for rollout and training."""
         if self.scenario.cluster.train is not None:
             return self.scenario.cluster.all_gpus
         return (
@@ -232,6 +246,7 @@ class Prepared(Deployment):
             ),
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
+            **({"judge": self.judge.facts} if self.judge else {}),
             "not_modelled": not_modelled(self),
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
@@ -321,7 +336,9 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     require_training_fits(need)
     if system.elastic:
         _require_elastic(prepared)
-    return prepared
+    unit = prepared.gpus_per_worker
+    judge = judge_engines(scenario, system, deployment, drafts, workers, unit, inputs)
+    return replace(prepared, judge=judge) if judge else prepared
 
 
 def _require_elastic(prepared: Prepared) -> None:

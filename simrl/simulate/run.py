@@ -17,6 +17,8 @@ from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.elastic import ElasticPool, adapt
+from simrl.dispatch.judges import Judge, Turns
+from simrl.dispatch.rules import DISPATCHES
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError, StoppedError
@@ -35,13 +37,15 @@ from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers as worker_fleet
 from simrl.runtime.spot_trainer import spot_trainer
 from simrl.runtime.trainer import Rewarder, Trainer
-from simrl.runtime.worker import Worker
+from simrl.runtime.worker import Worker, WorkerCosts
 from simrl.scenario.model import Scenario
 from simrl.simulate.length_ranker import RankedLengths
+from simrl.simulate.judge import JudgeEngines
 from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
+from simrl.trace.sample import Response
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
 
@@ -82,6 +86,33 @@ class _Fleet(NamedTuple):
     times: RolloutTimes
 
 
+class JudgeFleet(NamedTuple):
+    """The workers of a judge, with a dispatcher and a recorder of their own: its tokens are apart
+    from the policy's. The first has lane `first_lane` of the run."""
+
+    workers: Sequence[SimulatedWorker]
+    dispatcher: Dispatcher
+    recorder: Recorder
+    responses: dict[int, Response]
+    first_lane: int
+
+    def stop(self, now_s: float, run: Recorder) -> dict[str, int]:
+        """Stop the workers, and move their spans to the run. Return counts: requests, tokens that
+        the judge wrote, and what its engines computed."""
+        for worker in self.workers:
+            worker.stop(now_s)
+        for span in self.recorder.spans:
+            lane = self.first_lane + span.lane
+            run.spans.append(span._replace(lane=lane, kind="judge", policy_version=-1, work=None))
+        rollouts = self.recorder.rollouts()
+        return {
+            "requests": len(rollouts),
+            "finished": sum(rollout.done for rollout in rollouts),
+            "generated_tokens": sum(rollout.tokens for rollout in rollouts),
+            **_prefix_cache([self.workers]),
+        }
+
+
 class Schedule:
     """A prepared scenario with its actors, on SimPy's clock or the wall's.
 
@@ -115,6 +146,11 @@ class Schedule:
             if step + 1 == scenario.steps:
                 self._finished.succeed()
 
+        if (judge := prepared.judge) is not None:
+            first = len(lanes) if judge.gpus else 0
+            lanes += [
+                Lane(f"judge-{i:03d}", judge.tp) for i in range(judge.workers if first else 0)
+            ]
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
         self.spot = spot_trainer(
@@ -129,6 +165,7 @@ class Schedule:
         )
         self._fleets = [self._fleet(prepared, self.workers, ranker)]
         self.dispatcher = self._fleets[0].dispatcher
+        self.judges = judge and _judge_fleet(env, judge, first)
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
             env=env,
@@ -262,6 +299,8 @@ class Schedule:
             metadata["agents"] = self.agents.facts()
         if self.spot is not None:
             metadata |= self.spot.facts(now_s)
+        if self.judges is not None:
+            metadata["judge"] |= self.judges.stop(now_s, self.recorder)
         return self.recorder.result(now_s, metadata)
 
 
@@ -276,7 +315,7 @@ def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
         return units, lanes, list(range(prepared.workers, units))
     if not prepared.colocated:
         rest = (
-            prepared.gpus - prepared.train_gpus - units * unit
+            prepared.policy_gpus - prepared.train_gpus - units * unit
         )  # too few for another worker: idle
         lanes += [Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])]
         return units, lanes, [units]
@@ -337,6 +376,17 @@ def _prefix_cache(fleets: Iterable[Sequence[Worker]]) -> dict[str, int]:
     }
 
 
+def _judge_fleet(env: simpy.Environment, judge: JudgeEngines, first_lane: int) -> JudgeFleet:
+    """Return the engines of a judge. Requests go to the engine with the fewest."""
+    lanes = [Lane("judge", judge.tp)] * (judge.workers * judge.lanes)
+    recorder, responses = Recorder(lanes), dict[int, Response]()
+    costs = WorkerCosts(0.0, request_s=judge.profile.metadata.request_s or 0.0)
+    shared = judge.profile.tables, judge.limits, costs, responses, recorder
+    workers = worker_fleet(env, judge.workers, *shared, lanes=judge.lanes)
+    dispatcher = Dispatcher(env, workers, DISPATCHES["least_requests"], recorder)
+    return JudgeFleet(workers, dispatcher, recorder, responses, first_lane)
+
+
 def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:
     """Return a trainer whose phases take the times of the scenario's training costs, and a
     rewarder."""
@@ -345,9 +395,19 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     accepts = rewards_differ if prepared.system.filter_groups == "after_log_probs" else None
     trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot, accepts)
     kills = prepared.scenario.agents.deadline_s is not None
-    return trainer, SimulatedRewarder(
-        env, prepared.scenario.training.reward_s, schedule.workload.responses, kills
-    )
+    outcomes = schedule.workload.responses
+    rule = SimulatedRewarder(env, prepared.scenario.training.reward_s, outcomes, kills)
+    if (fleet := schedule.judges) is None or (engines := prepared.judge) is None:
+        return trainer, rule
+    turns = None
+    if engines.swap_s is not None:
+        taken = range(engines.workers * engines.lanes)
+        turns = Turns(schedule.dispatcher, schedule.recorder, taken, engines.swap_s)
+    asked = engines.requests, fleet.dispatcher, fleet.responses
+    judge = Judge(env, *asked, rule, outcomes, turns)
+    if prepared.judges_responses:
+        schedule.recorder.on_done = judge.ended
+    return trainer, judge
 
 
 def _full_batch(

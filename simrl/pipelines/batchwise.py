@@ -17,9 +17,8 @@ import simpy
 
 from simrl.errors import refuse
 from simrl.pipelines.batch import Batch, MakeCollector, submit_groups
-from simrl.pipelines.context import Pipeline, RunContext
+from simrl.pipelines.context import RunContext
 from simrl.pipelines.dynamic_sampling import refilled
-from simrl.pipelines.full_batch import full_batch
 from simrl.runtime.events import Signal
 
 
@@ -50,14 +49,6 @@ class OneByOne(simpy.Store):
     def get(self) -> Any:
         self.needed.fire()
         return super().get()
-
-
-def pauses_for_rewards(pipeline: Pipeline) -> bool:
-    """Return whether no response runs while rewards are computed: a pipeline that rolls out whole
-    batches, and trains each before the next."""
-    rules = getattr(pipeline, "keywords", {})
-    whole = rules.get("collector") is full_batch and rules.get("parts") is None
-    return getattr(pipeline, "func", None) is batchwise and whole and rules["eta"] == 0
 
 
 def coupled(run: RunContext, *, generations: int) -> simpy.events.ProcessGenerator:

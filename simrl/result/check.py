@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LARGEST = 1e12  # of any number: sums of such numbers stay exact
-ROLES = ("rollout", "train", "judge")  # of a lane's GPUs
 STATUSES = ("trained", "dropped", "buffered", "in_flight")
 SAME_S = 1e-9  # relative: instants that differ only by rounding
 
@@ -161,7 +160,12 @@ _RULES: tuple[tuple[str, str, Any, str], ...] = (
         "at most the run's end at {latest_s:g} s",
     ),
     ("spans", "gpus", lambda t, r: t.gpus < 1, "at least 1"),
-    ("spans", "role", lambda t, r: ~t.role.isin(ROLES), f"one of {', '.join(ROLES)}"),
+    (
+        "spans",
+        "role",
+        lambda t, r: ~t.role.isin(["rollout", "train", "judge"]),
+        "rollout, train or judge",
+    ),
     ("steps", "step", lambda t, r: t.step != np.arange(len(t)), "the row's number"),
     (
         "steps",

@@ -14,7 +14,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from simrl.result.check import ROLES
 from simrl.result.result import TABLES, Lane, Result, SampleRow, Span, Step, Work
 from simrl.runtime.rollout import Rollout, Segment
 from simrl.trace.trace import Sample
@@ -45,8 +44,7 @@ class Recorder:
         self._on_step = on_step
         self.spans: list[Span] = []
         self._roles: list[list[tuple[float, str]]] = [
-            [(0.0, role if (role := lane.name.partition("-")[0]) in ROLES else "train")]
-            for lane in lanes
+            [(0.0, lane.name.partition("-")[0])] for lane in lanes
         ]
         self.steps: list[Step] = []
         self.facts: dict[str, Any] = {}  # of the pipeline
@@ -57,8 +55,8 @@ class Recorder:
         self._trained: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._on_put_away = on_put_away
-        # called with each response that came back finished, where it is judged at once
-        self.on_done: Callable[[Rollout], object] | None = None
+        # called with the responses that came back finished
+        self.on_finished: Callable[[list[Rollout]], object] = lambda finished: None
         self._put_away: list[_Rows] = []
         self._is_put_away = bytearray()  # by uid
 
@@ -106,10 +104,9 @@ class Recorder:
         """Record rollouts that the dispatcher returns. A done one is final, also if copies of its
         sample still run."""
         self._rollouts.update((rollout.sample.uid, rollout) for rollout in rollouts)
-        self._finished.update(rollout.sample.uid for rollout in rollouts if rollout.done)
-        for rollout in rollouts if self.on_done else ():
-            if rollout.done:
-                self.on_done(rollout)
+        finished = [rollout for rollout in rollouts if rollout.done]
+        self._finished.update(rollout.sample.uid for rollout in finished)
+        self.on_finished(finished)
 
     def is_back(self, rollout: Rollout) -> bool:
         """Return whether a sample has come back finished."""

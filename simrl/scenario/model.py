@@ -34,7 +34,7 @@ from simrl.scenario.calibration import CalibrationConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
-from simrl.trace.synthesis import CapTokens, LengthModel, MeanTokens, Sigma
+from simrl.trace.synthesis import CapTokens, LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
 from simrl.validation import MOST_SEED, numbers_are_no_truth, switched
 
@@ -310,58 +310,37 @@ class ProfileConfig(_Section):
         return self
 
 
-class VerdictLengths(_Section):
-    """The lengths of a judge's responses, lognormal, drawn with the seed for each sample."""
-
-    mean_tokens: MeanTokens
-    """mean length after the cap"""
-    sigma: Sigma = 0.0
-    """standard deviation of the log length before the cap"""
-    cap_tokens: CapTokens
-    """maximum length (the judge's max_tokens)"""
-
-
-class JudgeConfig(_Section):
-    """A reward or judge model that scores responses, on engines of its own. With `gpus`, it is
-    standalone: it judges each response when that has ended (verl: enable_resource_pool). Without,
-    it is colocated: its engines take turns with the rollout engines, on their GPUs."""
+class JudgeConfig(TrainPool):
+    """A reward or judge model, on inference engines of its own. With `gpus` it is standalone: a
+    response is judged as soon as it has ended (verl: enable_resource_pool). Without, it is
+    colocated: when all responses of a batch have ended, the rollout engines sleep, and the judge's
+    wake on their GPUs. A key of the GPUs that is left out has the cluster's value, or for another
+    kind of GPU the data sheet's."""
 
     _presets = model_validator(mode="before")(with_presets)
 
+    gpus: GpuCount | None = None  # type: ignore[assignment]
+    """GPUs of its own, in addition to the cluster's; if not given, it takes turns on the rollout GPUs"""
     model: str
-    """a model that simrl knows, or a folder with a Hugging Face config.json"""
-    gpus: GpuCount | None = None
-    """standalone: its GPUs, beside those of the cluster; if not given, the rollout GPUs, in turns:
-    when all responses of a batch have ended, the rollout engines sleep and the judge wakes"""
+    """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""
     tp: PositiveInt = 1
     """tensor-parallel size: GPUs of one of its engines"""
-    gpu: GpuName | None = None
-    """standalone: kind of its GPUs; the cluster's if not given"""
-    cost_per_gpu_hour: NonNegativeFloat | None = None
-    """standalone: price of one GPU-hour; the cluster's if not given"""
-    prompt_tokens: NonNegativeInt = 400
-    """tokens of its instructions, which precede prompt and response; assumed"""
-    response_tokens: NonNegativeInt | VerdictLengths = 0
-    """length of its response: tokens, or {mean_tokens: 512, sigma: 0.5, cap_tokens: 2048}; 0: a
-    reward model (classifier), which only prefills"""
     per: Literal["response", "group"] = "response"
-    """what a request judges: one response, or all responses of a group (slime's group_rm)"""
+    """what a request judges: a response, or all responses of a group (slime: group_rm)"""
+    prompt_tokens: NonNegativeInt = 400
+    """tokens of its instructions, in a request before the prompt and the response; assumed"""
+    response_tokens: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """mean length of its response; 0: a reward model that only prefills (a classifier)"""
+    response_sigma: Annotated[float, Field(ge=0, le=5)] = 0.0
+    """standard deviation of the log length of its response before the cap"""
+    response_cap_tokens: CapTokens = 4096
+    """its largest response"""
     precision: PrecisionConfig = PrecisionConfig()
-    """precisions of its weights and KV cache"""
+    """precisions of its weights and KV cache, as the section precision"""
     profile: ProfileConfig = ProfileConfig()
     """its step times, as the section profile"""
     engine: EngineConfig = EngineConfig()
     """settings of its engines, as the section engine"""
-
-    @model_validator(mode="after")
-    def _has_gpus_of_its_own(self) -> JudgeConfig:
-        own = [key for key in ("gpu", "cost_per_gpu_hour") if getattr(self, key) is not None]
-        if own and self.gpus is None:
-            raise ValueError(
-                f"{own[0]} is of GPUs of its own, and without gpus the judge runs on the rollout GPUs; give gpus, or leave "
-                f"{own[0]} out"
-            )
-        return self
 
 
 class SystemConfig(BaseModel, frozen=True, extra="allow"):
@@ -409,7 +388,7 @@ class Scenario(_Section):
     faults: tuple[Fault, ...] = ()
     """workers that are slow, lost, or late with their weights"""
     judge: JudgeConfig | None = None
-    """a reward or judge model on GPUs, whose time comes before training.reward_s"""
+    """a reward or judge model on GPUs; training.reward_s comes after it"""
     calibration: CalibrationConfig | None = None
     system: SystemConfig
     variant: str = ""
@@ -480,19 +459,6 @@ class Scenario(_Section):
         return self.with_fields(
             "profile", path=str(os.path.relpath(file) if file.is_relative_to(Path.cwd()) else file)
         )
-
-    def of_judge(self, judge: JudgeConfig) -> Scenario:
-        """Return the scenario with the judge's model and engines in place of the policy's."""
-        changed = {"gpus": judge.gpus or self.cluster.gpus, "tp": judge.tp, "dp": 1, "ep": 1}
-        if judge.gpu not in (None, self.cluster.gpu):
-            changed |= {**dict.fromkeys(TOPOLOGY), "gpu": judge.gpu, "sheet": None}
-        return self.model_copy(
-            update={
-                "model": judge.model,
-                "cluster": self.cluster.model_copy(update={**changed, "train": None}),
-                **{key: getattr(judge, key) for key in ("precision", "profile", "engine")},
-            }
-        ).with_profile()
 
     def with_fields(self, section: str, **values: Any) -> Scenario:
         """Return the scenario with other values in a section, such as `training`. Not validated."""

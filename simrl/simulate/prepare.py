@@ -16,6 +16,7 @@ import numpy as np
 import simrl
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
+from simrl.pipelines.full_batch import full_batch
 from simrl.profile.extension import covering
 from simrl.profile.hardware import GIB, Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
@@ -23,9 +24,8 @@ from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.worker import WorkerCosts
-from simrl.scenario.model import ClusterConfig, Scenario
+from simrl.scenario.model import ClusterConfig, JudgeConfig, Scenario
 from simrl.simulate.cache import InputCache
-from simrl.simulate.judge import JudgeEngines, judge_engines
 from simrl.simulate.memory import engine_limits, require_drafter_fits
 from simrl.simulate.modelled import not_modelled
 from simrl.simulate.rollpacker import other_layouts
@@ -42,10 +42,14 @@ from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.speculation.tail_plan import TailPlan, plan_tail
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
+from simrl.trace.draws import normals
+from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.synthesis import MOST_SAMPLES
 from simrl.trace.trace import Trace
 from simrl.training.costs import TrainingCosts
 from simrl.training.weight_sync import PINNED_SHARE, extrapolated, loading_s, synced_by
+
+VERDICT = 0x7EED  # the purpose of the draws of a judge's lengths: no trace draws for it
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,8 @@ class Prepared(Deployment):
     drafts: DraftPlan | None = None
     tail: TailPlan | None = None
     agents: AgentRules = PLAIN
-    judge: JudgeEngines | None = None
+    # the engines of a judge; its trace has the requests to it, its load the swap of a turn
+    judge: Prepared | None = None
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
 
     @property
@@ -81,15 +86,11 @@ class Prepared(Deployment):
         rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
-        followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
-        followed = followed or self.judges_responses
+        judge = self.scenario.judge is not None and self.scenario.judge.per == "response"
+        followed = (
+            self.drafts or self.tail or capped or judge or self.scenario.faults or self.is_elastic
+        )
         return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
-
-    @property
-    def judges_responses(self) -> bool:
-        """True if a judge reads each response as soon as it has ended."""
-        judge = self.judge
-        return judge is not None and judge.gpus > 0 and not judge.requests.of_groups
 
     @property
     def is_elastic(self) -> bool:
@@ -111,12 +112,12 @@ class Prepared(Deployment):
 
     @property
     def gpus(self) -> int:
-        """All GPUs that the system occupies, a judge's own included."""
-        return self.policy_gpus + (self.judge.gpus if self.judge else 0)
+        """All GPUs that the system occupies, with those of a standalone judge."""
+        return self.policy_gpus + ((self.scenario.judge and self.scenario.judge.gpus) or 0)
 
     @property
     def policy_gpus(self) -> int:
-        """GPUs for rollout and training."""
+        """GPUs of rollout and training."""
         if self.scenario.cluster.train is not None:
             return self.scenario.cluster.all_gpus
         return (
@@ -246,7 +247,7 @@ class Prepared(Deployment):
             ),
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
-            **({"judge": self.judge.facts} if self.judge else {}),
+            **({"judge": self.judge.layout} if self.judge else {}),
             "not_modelled": not_modelled(self),
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
@@ -336,9 +337,108 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     require_training_fits(need)
     if system.elastic:
         _require_elastic(prepared)
-    unit = prepared.gpus_per_worker
-    judge = judge_engines(scenario, system, deployment, drafts, workers, unit, inputs)
-    return replace(prepared, judge=judge) if judge else prepared
+    return replace(prepared, judge=_judge(prepared, inputs))
+
+
+def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
+    """Return the engines of the scenario's judge; None without one. Raise `InputError` if it does
+    not fit its GPUs, or cannot take turns with the rollout engines."""
+    scenario, system, unit = prepared.scenario, prepared.system, prepared.gpus_per_worker
+    if (judge := scenario.judge) is None:
+        return None
+    model, cluster, tp = model_shape(judge.model), scenario.cluster, judge.tp
+    kind = cluster.model_copy(update={"train": judge}).train_kind
+    rules: Any = getattr(system.pipeline, "keywords", {})
+    pauses = (
+        rules.get("collector") is full_batch and not rules.get("eta") and not rules.get("parts")
+    )
+    gpus, remedy = judge.gpus or prepared.rollout_gpus, "give it GPUs of its own, judge.gpus"
+    turns = "judge: without gpus it takes turns with the rollout engines"
+    refuse(
+        (gpus % tp, f"judge.tp is {tp}: it does not divide its {gpus} GPUs; use a divisor"),
+        (model.heads % tp, f"judge.tp is {tp}: it does not divide the {model.heads} attention heads of {model.name}"),
+        (
+            judge.gpu not in (None, cluster.gpu) and cluster.cost_per_gpu_hour and judge.cost_per_gpu_hour is None,
+            f"judge.cost_per_gpu_hour is missing: a {judge.gpu} has another price than a {cluster.gpu}; give it, 0 for none",
+        ),
+        (
+            not judge.gpus and (judge.gpu or judge.cost_per_gpu_hour) is not None,
+            f"{turns}, and gpu and cost_per_gpu_hour are of GPUs of its own; leave them out, or {remedy}",
+        ),
+        (
+            not judge.gpus and not pauses,
+            f"{turns}, and responses of {system.name} run while others are judged; {remedy}",
+        ),
+        (
+            not judge.gpus and tp % unit,
+            f"{turns}, and judge.tp {tp} is not that of whole rollout workers, of {unit}; use a multiple, or {remedy}",
+        ),
+        (
+            not judge.gpus and (scenario.faults or (prepared.drafts and prepared.drafts.speculation.training)),
+            f"{turns}, and faults and the training of a drafter on idle GPUs are not modelled beside it; {remedy}",
+        ),
+    )  # fmt: skip
+    require_kv_heads("judge.tp", tp, model)
+    pool = {
+        "gpu": kind.name,
+        "sheet": kind,
+        "gpus": gpus,
+        "tp": tp,
+        "dp": 1,
+        "ep": 1,
+        "train": None,
+    }
+    sections = {key: getattr(judge, key) for key in ("model", "precision", "profile", "engine")}
+    of_judge = scenario.model_copy(update={**sections, "cluster": cluster.model_copy(update=pool)})
+    of_judge, plain = of_judge.with_profile(), replace(system, speculation=None, best_of_n=None)
+    trace, caching = _requests(prepared.trace, judge, scenario.seed), judge.engine.prefix_caching
+    try:
+        deployment = _deployment(of_judge, plain, inputs, trace)
+        limits = engine_limits(
+            of_judge.cluster, judge.engine, judge.precision, deployment, [], caching is not False
+        )
+    except InputError as error:
+        raise InputError(f"judge: {error}", error.cause) from error
+    # One side's weights leave for pinned host memory, and the other's come. Of a colocated trainer,
+    # the sleep of the rollout engines is part of the load.
+    copied = weight_bytes_per_gpu(model, tp, precision=judge.precision.weights)
+    if not (scenario.training.rollout_offload and prepared.colocated):
+        copied += weight_bytes_per_gpu(
+            prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
+        )
+    costs = WorkerCosts(
+        copied / (PINNED_SHARE * kind.host_bytes_per_s),
+        request_s=deployment.profile.metadata.request_s or 0.0,
+    )
+    return replace(
+        prepared,
+        **vars(deployment),
+        scenario=of_judge,
+        limits=limits,
+        workers=gpus // tp,
+        costs=costs,
+    )
+
+
+def _requests(trace: Trace, judge: JudgeConfig, seed: int) -> Trace:
+    """Return the requests to a judge about a trace, a row for each response or group, and its
+    responses, drawn by the seed and the sample."""
+    starts = trace.group_starts if judge.per == "group" else np.arange(len(trace))
+    shown = trace.column("response_tokens").astype(np.int64) + trace.observation_tokens()
+    read = trace.column("prompt_tokens")[starts] + np.add.reduceat(shown, starts)
+    keys = {name: trace.column(name)[starts] for name in ("step", "epoch", "prompt_id", "sample")}
+    mean, sigma, cap = judge.response_tokens, judge.response_sigma, judge.response_cap_tokens
+    # The score of a classifier is the one token of a pass.
+    tokens = np.full(len(starts), max(round(mean), 1), np.int32)
+    if mean > 1 and sigma:
+        location = location_of(mean, sigma, cap, "judge.response_tokens")
+        tokens = cut_tokens(location + sigma * normals(seed, VERDICT, *keys.values()), cap)
+    return Trace.from_columns(
+        {**keys, "prompt_tokens": read + judge.prompt_tokens, "response_tokens": tokens},
+        trace.metadata.model_copy(
+            update={"name": "requests to the judge", "cap_tokens": max(cap, int(tokens.max()))}
+        ),
+    )
 
 
 def _require_elastic(prepared: Prepared) -> None:
@@ -372,11 +472,13 @@ def _require_elastic(prepared: Prepared) -> None:
     )
 
 
-def _deployment(scenario: Scenario, system: System, inputs: InputCache) -> Deployment:
+def _deployment(
+    scenario: Scenario, system: System, inputs: InputCache, requests: Trace | None = None
+) -> Deployment:
     """Return a worker's model, GPUs, step times up to the engine's limits and the longest sample,
-    and what it generates."""
+    and what it generates: the scenario's trace, or `requests`."""
     model, gpu, engine = model_shape(scenario.model), scenario.cluster.rollout_kind, scenario.engine
-    trace = inputs.trace(scenario)
+    trace = requests or inputs.trace(scenario)
     drafts = system.speculation is not None or system.best_of_n is not None
     tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, longest_allowed(trace))
     profile = covering(

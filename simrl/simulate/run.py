@@ -17,7 +17,6 @@ from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.elastic import ElasticPool, adapt
-from simrl.dispatch.judges import Judge, Turns
 from simrl.dispatch.rules import DISPATCHES
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
@@ -29,23 +28,24 @@ from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
+from simrl.runtime.events import Signal, gather, once_an_instant
 from simrl.runtime.faults import inject
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers as worker_fleet
 from simrl.runtime.spot_trainer import spot_trainer
 from simrl.runtime.trainer import Rewarder, Trainer
-from simrl.runtime.worker import Worker, WorkerCosts
+from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
 from simrl.simulate.length_ranker import RankedLengths
-from simrl.simulate.judge import JudgeEngines
 from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
-from simrl.trace.sample import Response
+from simrl.trace.sample import Response, Sample
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
 
@@ -86,33 +86,6 @@ class _Fleet(NamedTuple):
     times: RolloutTimes
 
 
-class JudgeFleet(NamedTuple):
-    """The workers of a judge, with a dispatcher and a recorder of their own: its tokens are apart
-    from the policy's. The first has lane `first_lane` of the run."""
-
-    workers: Sequence[SimulatedWorker]
-    dispatcher: Dispatcher
-    recorder: Recorder
-    responses: dict[int, Response]
-    first_lane: int
-
-    def stop(self, now_s: float, run: Recorder) -> dict[str, int]:
-        """Stop the workers, and move their spans to the run. Return counts: requests, tokens that
-        the judge wrote, and what its engines computed."""
-        for worker in self.workers:
-            worker.stop(now_s)
-        for span in self.recorder.spans:
-            lane = self.first_lane + span.lane
-            run.spans.append(span._replace(lane=lane, kind="judge", policy_version=-1, work=None))
-        rollouts = self.recorder.rollouts()
-        return {
-            "requests": len(rollouts),
-            "finished": sum(rollout.done for rollout in rollouts),
-            "generated_tokens": sum(rollout.tokens for rollout in rollouts),
-            **_prefix_cache([self.workers]),
-        }
-
-
 class Schedule:
     """A prepared scenario with its actors, on SimPy's clock or the wall's.
 
@@ -146,11 +119,9 @@ class Schedule:
             if step + 1 == scenario.steps:
                 self._finished.succeed()
 
-        if (judge := prepared.judge) is not None:
-            first = len(lanes) if judge.gpus else 0
-            lanes += [
-                Lane(f"judge-{i:03d}", judge.tp) for i in range(judge.workers if first else 0)
-            ]
+        self.judge: Judge | None = None
+        if (judge := prepared.judge) and judge.scenario.judge.gpus:
+            lanes += [Lane(f"judge-{i:03d}", judge.tp) for i in range(judge.workers)]
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
         self.spot = spot_trainer(
@@ -165,7 +136,6 @@ class Schedule:
         )
         self._fleets = [self._fleet(prepared, self.workers, ranker)]
         self.dispatcher = self._fleets[0].dispatcher
-        self.judges = judge and _judge_fleet(env, judge, first)
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
             env=env,
@@ -299,8 +269,8 @@ class Schedule:
             metadata["agents"] = self.agents.facts()
         if self.spot is not None:
             metadata |= self.spot.facts(now_s)
-        if self.judges is not None:
-            metadata["judge"] |= self.judges.stop(now_s, self.recorder)
+        if self.judge is not None:
+            metadata["judge"] |= self.judge.stop(now_s)
         return self.recorder.result(now_s, metadata)
 
 
@@ -376,17 +346,6 @@ def _prefix_cache(fleets: Iterable[Sequence[Worker]]) -> dict[str, int]:
     }
 
 
-def _judge_fleet(env: simpy.Environment, judge: JudgeEngines, first_lane: int) -> JudgeFleet:
-    """Return the engines of a judge. Requests go to the engine with the fewest."""
-    lanes = [Lane("judge", judge.tp)] * (judge.workers * judge.lanes)
-    recorder, responses = Recorder(lanes), dict[int, Response]()
-    costs = WorkerCosts(0.0, request_s=judge.profile.metadata.request_s or 0.0)
-    shared = judge.profile.tables, judge.limits, costs, responses, recorder
-    workers = worker_fleet(env, judge.workers, *shared, lanes=judge.lanes)
-    dispatcher = Dispatcher(env, workers, DISPATCHES["least_requests"], recorder)
-    return JudgeFleet(workers, dispatcher, recorder, responses, first_lane)
-
-
 def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:
     """Return a trainer whose phases take the times of the scenario's training costs, and a
     rewarder."""
@@ -395,19 +354,108 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     accepts = rewards_differ if prepared.system.filter_groups == "after_log_probs" else None
     trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot, accepts)
     kills = prepared.scenario.agents.deadline_s is not None
-    outcomes = schedule.workload.responses
-    rule = SimulatedRewarder(env, prepared.scenario.training.reward_s, outcomes, kills)
-    if (fleet := schedule.judges) is None or (engines := prepared.judge) is None:
-        return trainer, rule
-    turns = None
-    if engines.swap_s is not None:
-        taken = range(engines.workers * engines.lanes)
-        turns = Turns(schedule.dispatcher, schedule.recorder, taken, engines.swap_s)
-    asked = engines.requests, fleet.dispatcher, fleet.responses
-    judge = Judge(env, *asked, rule, outcomes, turns)
-    if prepared.judges_responses:
-        schedule.recorder.on_done = judge.ended
-    return trainer, judge
+    rule = SimulatedRewarder(
+        env, prepared.scenario.training.reward_s, schedule.workload.responses, kills
+    )
+    if prepared.judge is not None:
+        schedule.judge = Judge(schedule, prepared.judge, rule)
+    return trainer, schedule.judge or rule
+
+
+class Judge:
+    """A `Rewarder` that asks a judge's engines before a rule gives the reward.
+
+    A request is the judge's instructions, the prompt and the response (of a group: all of its
+    responses); a prefix cache finds what precedes the responses. A standalone judge reads a
+    response as soon as it has ended. A colocated one takes turns: once no response is unfinished,
+    the rollout engines sleep and its own wake, judge all that waits, and sleep; only then are the
+    scores there (volcengine/verl@b178a3cd5, verl/experimental/reward_loop). Samples, tokens and
+    spans have a recorder of their own until `stop`."""
+
+    def __init__(self, schedule: Schedule, engines: Prepared, rule: Rewarder) -> None:
+        config, env, trace = engines.scenario.judge, schedule.env, schedule.prepared.trace
+        assert config is not None
+        self._run, self._config, self._rule, self._env = schedule, config, rule, env
+        self._lanes_each = 1 if config.gpus else engines.tp // schedule.prepared.gpus_per_worker
+        self._recorder = Recorder([Lane("judge", 1)] * (engines.workers * self._lanes_each))
+        self._responses: dict[int, Response] = {}
+        shared = engines.profile.tables, engines.limits, engines.costs
+        actors = self._responses, self._recorder
+        self._workers = worker_fleet(env, engines.workers, *shared, *actors, lanes=self._lanes_each)
+        rule_of_dispatch = DISPATCHES["least_requests"]
+        self._dispatcher = Dispatcher(env, self._workers, rule_of_dispatch, self._recorder)
+        rows = trace.group_starts if config.per == "group" else np.arange(len(trace))
+        self._tokens = np.repeat(
+            engines.trace.column("response_tokens"), np.diff(rows, append=len(trace))
+        ).tolist()
+        self._judged: dict[int, simpy.Event] = {}  # by response
+        self._waiting: list[tuple[Sample, Rollout]] = []  # for the turn that ends with the event
+        self._turn_over, self._look = Signal(env), once_an_instant(env, self._begin_turn)
+        if config.per == "response":
+            schedule.recorder.on_finished = self._finished
+
+    def _finished(self, rollouts: list[Rollout]) -> None:
+        self._judged.update((rollout.sample.uid, self._judge([rollout])) for rollout in rollouts)
+
+    def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
+        return self._env.process(self._score(list(rollouts)))
+
+    def _score(self, rollouts: list[Rollout]) -> simpy.events.ProcessGenerator:
+        if self._config.per == "group":
+            yield self._judge(rollouts)
+        else:
+            yield gather(self._env, [self._judged.pop(rollout.sample.uid) for rollout in rollouts])
+        return (yield self._rule.score(rollouts))
+
+    def _judge(self, rollouts: list[Rollout]) -> simpy.Event:
+        """Submit a request, or let it wait for the judge's turn. Return the event of its score."""
+        policy = rollouts[0].sample
+        tokens = self._tokens[self._run.workload.responses[policy.uid].row]
+        self._responses[policy.uid] = Response(tokens, 0.0)
+        sample = policy._replace(prompt_tokens=self._config.prompt_tokens + policy.prompt_tokens)
+        shown = sum(rollout.tokens + rollout.observation_tokens for rollout in rollouts)
+        request = Rollout(sample, (), False, observation_tokens=shown)
+        if self._config.gpus:
+            return self._dispatcher.submit([sample], [request])[0]
+        self._waiting.append((sample, request))
+        self._look()
+        return self._turn_over.next
+
+    def _begin_turn(self) -> None:
+        rollout = self._run.dispatcher
+        if self._waiting and not rollout.unfinished.any() and not rollout.waiting():
+            waiting, self._waiting = self._waiting, []
+            self._env.process(self._take_turn(*zip(*waiting, strict=True)))
+
+    def _take_turn(
+        self, samples: Sequence[Sample], requests: Sequence[Rollout]
+    ) -> simpy.events.ProcessGenerator:
+        rollout = self._run.dispatcher
+        yield gather(self._env, [rollout.empty(worker) for worker in rollout.active])
+        yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
+        yield gather(self._env, self._dispatcher.submit(samples, requests))
+        yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
+        self._turn_over.fire()
+
+    def stop(self, now_s: float) -> dict[str, int]:
+        """Stop the engines, and add their spans to the run's. Return what they did."""
+        run, kinds = self._run.recorder, {"rollout": "judge", "load_weights": "switch"}
+        for worker in self._workers:
+            worker.stop(now_s)
+        first = len(run.lanes) - len(self._workers) if self._config.gpus else 0
+        run.spans += [
+            span._replace(
+                lane=first + span.lane, kind=kinds[span.kind], policy_version=-1, work=None
+            )
+            for span in self._recorder.spans
+        ]
+        rollouts = self._recorder.rollouts()
+        return {
+            "requests": len(rollouts),
+            "finished": sum(rollout.done for rollout in rollouts),
+            "generated_tokens": sum(rollout.tokens for rollout in rollouts),
+            **_prefix_cache([self._workers]),
+        }
 
 
 def _full_batch(

@@ -7,6 +7,7 @@ of memory are per GPU.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -85,11 +86,8 @@ class Prepared(Deployment):
         """True if of a group only the end is an event: no draft, turn of an environment, fault,
         rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
-        capped = agents.max_concurrent or agents.deadline_s or self.has_turns
-        judge = self.scenario.judge is not None and self.scenario.judge.per == "response"
-        followed = (
-            self.drafts or self.tail or capped or judge or self.scenario.faults or self.is_elastic
-        )
+        capped = agents.max_concurrent or agents.deadline_s or self.has_turns or self.scenario.judge
+        followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
         return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
 
     @property
@@ -247,7 +245,11 @@ class Prepared(Deployment):
             ),
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
-            **({"judge": self.judge.layout} if self.judge else {}),
+            **(
+                {"judge": {**self.judge.layout, "model": self.judge.model.name}}
+                if self.judge
+                else {}
+            ),
             "not_modelled": not_modelled(self),
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
@@ -343,72 +345,86 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
 def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
     """Return the engines of the scenario's judge; None without one. Raise `InputError` if it does
     not fit its GPUs, or cannot take turns with the rollout engines."""
-    scenario, system, unit = prepared.scenario, prepared.system, prepared.gpus_per_worker
-    if (judge := scenario.judge) is None:
-        return None
-    model, cluster, tp = model_shape(judge.model), scenario.cluster, judge.tp
-    kind = cluster.model_copy(update={"train": judge}).train_kind
-    rules: Any = getattr(system.pipeline, "keywords", {})
-    pauses = (
-        rules.get("collector") is full_batch and not rules.get("eta") and not rules.get("parts")
+    scenario, cluster, judge = (
+        prepared.scenario,
+        prepared.scenario.cluster,
+        prepared.scenario.judge,
     )
-    gpus, remedy = judge.gpus or prepared.rollout_gpus, "give it GPUs of its own, judge.gpus"
-    turns = "judge: without gpus it takes turns with the rollout engines"
+    if judge is None:
+        return None
+    model, tp, gpus = model_shape(judge.model), judge.tp, judge.gpus or prepared.rollout_gpus
+    kind = cluster.model_copy(update={"train": judge}).train_kind
+    batches: Mapping[str, Any] = getattr(prepared.system.pipeline, "keywords", {})
+    turns, own = "judge: without gpus it takes turns with the rollout engines", "give it judge.gpus"
     refuse(
         (gpus % tp, f"judge.tp is {tp}: it does not divide its {gpus} GPUs; use a divisor"),
-        (model.heads % tp, f"judge.tp is {tp}: it does not divide the {model.heads} attention heads of {model.name}"),
         (
-            judge.gpu not in (None, cluster.gpu) and cluster.cost_per_gpu_hour and judge.cost_per_gpu_hour is None,
+            model.heads % tp,
+            f"judge.tp is {tp}: it does not divide the {model.heads} attention heads of {model.name}; use a divisor",
+        ),
+        (
+            judge.gpu not in (None, cluster.gpu)
+            and cluster.cost_per_gpu_hour
+            and judge.cost_per_gpu_hour is None,
             f"judge.cost_per_gpu_hour is missing: a {judge.gpu} has another price than a {cluster.gpu}; give it, 0 for none",
         ),
         (
             not judge.gpus and (judge.gpu or judge.cost_per_gpu_hour) is not None,
-            f"{turns}, and gpu and cost_per_gpu_hour are of GPUs of its own; leave them out, or {remedy}",
+            f"{turns}, and judge.gpu and cost_per_gpu_hour are of GPUs of its own; leave them out, or {own}",
         ),
         (
-            not judge.gpus and not pauses,
-            f"{turns}, and responses of {system.name} run while others are judged; {remedy}",
+            not judge.gpus
+            and (
+                batches.get("collector") is not full_batch or batches["eta"] or "parts" in batches
+            ),
+            f"{turns}, and responses of {prepared.system.name} run while others are judged; {own}",
         ),
         (
-            not judge.gpus and tp % unit,
-            f"{turns}, and judge.tp {tp} is not that of whole rollout workers, of {unit}; use a multiple, or {remedy}",
+            not judge.gpus and tp % prepared.gpus_per_worker,
+            f"{turns}, and an engine of judge.tp {tp} does not take whole rollout workers, of {prepared.gpus_per_worker} GPUs; "
+            f"use a multiple, or {own}",
         ),
         (
-            not judge.gpus and (scenario.faults or (prepared.drafts and prepared.drafts.speculation.training)),
-            f"{turns}, and faults and the training of a drafter on idle GPUs are not modelled beside it; {remedy}",
+            not judge.gpus
+            and (
+                scenario.faults
+                or (prepared.drafts is not None and prepared.drafts.speculation.training)
+            ),
+            f"{turns}, beside which faults, and drafters that train on idle GPUs, are not modelled; {own}",
         ),
-    )  # fmt: skip
+    )
     require_kv_heads("judge.tp", tp, model)
-    pool = {
-        "gpu": kind.name,
-        "sheet": kind,
-        "gpus": gpus,
-        "tp": tp,
-        "dp": 1,
-        "ep": 1,
-        "train": None,
-    }
-    sections = {key: getattr(judge, key) for key in ("model", "precision", "profile", "engine")}
-    of_judge = scenario.model_copy(update={**sections, "cluster": cluster.model_copy(update=pool)})
-    of_judge, plain = of_judge.with_profile(), replace(system, speculation=None, best_of_n=None)
-    trace, caching = _requests(prepared.trace, judge, scenario.seed), judge.engine.prefix_caching
+    pool = {"sheet": kind, "gpus": gpus, "tp": tp, "dp": 1, "ep": 1, "train": None}
+    of_judge = scenario.model_copy(
+        update={
+            "cluster": cluster.model_copy(update={"gpu": kind.name, **pool}),
+            **{key: getattr(judge, key) for key in ("model", "precision", "profile", "engine")},
+        }
+    ).with_profile()
     try:
-        deployment = _deployment(of_judge, plain, inputs, trace)
+        deployment = _deployment(
+            of_judge,
+            replace(prepared.system, speculation=None, best_of_n=None),
+            inputs,
+            _requests(prepared.trace, judge, scenario.seed),
+        )
         limits = engine_limits(
-            of_judge.cluster, judge.engine, judge.precision, deployment, [], caching is not False
+            of_judge.cluster,
+            judge.engine,
+            judge.precision,
+            deployment,
+            [],
+            judge.engine.prefix_caching is not False,
         )
     except InputError as error:
         raise InputError(f"judge: {error}", error.cause) from error
-    # One side's weights leave for pinned host memory, and the other's come. Of a colocated trainer,
-    # the sleep of the rollout engines is part of the load.
-    copied = weight_bytes_per_gpu(model, tp, precision=judge.precision.weights)
-    if not (scenario.training.rollout_offload and prepared.colocated):
-        copied += weight_bytes_per_gpu(
-            prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
-        )
-    costs = WorkerCosts(
-        copied / (PINNED_SHARE * kind.host_bytes_per_s),
-        request_s=deployment.profile.metadata.request_s or 0.0,
+    # In a swap, one side's weights go to pinned host memory and the other's come. The sleep of a
+    # colocated trainer's rollout engines is part of their load.
+    asleep = scenario.training.rollout_offload and prepared.colocated
+    copied = weight_bytes_per_gpu(model, tp, precision=judge.precision.weights) + (
+        not asleep
+    ) * weight_bytes_per_gpu(
+        prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
     )
     return replace(
         prepared,
@@ -416,27 +432,31 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
         scenario=of_judge,
         limits=limits,
         workers=gpus // tp,
-        costs=costs,
+        costs=WorkerCosts(
+            load_s=copied / (PINNED_SHARE * kind.host_bytes_per_s),
+            request_s=deployment.profile.metadata.request_s or 0.0,
+        ),
     )
 
 
 def _requests(trace: Trace, judge: JudgeConfig, seed: int) -> Trace:
     """Return the requests to a judge about a trace, a row for each response or group, and its
-    responses, drawn by the seed and the sample."""
+    responses, drawn by the seed and the sample. A classifier's score is the one token of a pass."""
     starts = trace.group_starts if judge.per == "group" else np.arange(len(trace))
     shown = trace.column("response_tokens").astype(np.int64) + trace.observation_tokens()
     read = trace.column("prompt_tokens")[starts] + np.add.reduceat(shown, starts)
     keys = {name: trace.column(name)[starts] for name in ("step", "epoch", "prompt_id", "sample")}
     mean, sigma, cap = judge.response_tokens, judge.response_sigma, judge.response_cap_tokens
-    # The score of a classifier is the one token of a pass.
-    tokens = np.full(len(starts), max(round(mean), 1), np.int32)
-    if mean > 1 and sigma:
-        location = location_of(mean, sigma, cap, "judge.response_tokens")
-        tokens = cut_tokens(location + sigma * normals(seed, VERDICT, *keys.values()), cap)
+    location = location_of(max(mean, 1.0), sigma, cap, "judge.response_tokens")
+    tokens = cut_tokens(location + sigma * normals(seed, VERDICT, *keys.values()), cap)
     return Trace.from_columns(
         {**keys, "prompt_tokens": read + judge.prompt_tokens, "response_tokens": tokens},
         trace.metadata.model_copy(
-            update={"name": "requests to the judge", "cap_tokens": max(cap, int(tokens.max()))}
+            update={
+                "name": "requests to the judge",
+                "cap_tokens": int(tokens.max()),
+                "context_cap_tokens": None,
+            }
         ),
     )
 

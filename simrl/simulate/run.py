@@ -39,13 +39,14 @@ from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers as
 from simrl.runtime.spot_trainer import spot_trainer
 from simrl.runtime.trainer import Rewarder, Trainer
 from simrl.runtime.worker import Worker
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import JudgeConfig, Scenario
 from simrl.simulate.length_ranker import RankedLengths
 from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
-from simrl.trace.sample import Response, Sample
+from simrl.trace.sample import Response
+from simrl.trace.synthesis import MOST_SAMPLES
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
 
@@ -120,8 +121,11 @@ class Schedule:
                 self._finished.succeed()
 
         self.judge: Judge | None = None
-        if (judge := prepared.judge) and judge.scenario.judge.gpus:
-            lanes += [Lane(f"judge-{i:03d}", judge.tp) for i in range(judge.workers)]
+        judges, tp = (
+            prepared.gpus - prepared.policy_gpus,
+            prepared.judge.tp if prepared.judge else 1,
+        )
+        lanes += [Lane(f"judge-{i:03d}", tp) for i in range(judges // tp)]
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
         self.spot = spot_trainer(
@@ -357,8 +361,8 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     rule = SimulatedRewarder(
         env, prepared.scenario.training.reward_s, schedule.workload.responses, kills
     )
-    if prepared.judge is not None:
-        schedule.judge = Judge(schedule, prepared.judge, rule)
+    if (config := prepared.scenario.judge) and prepared.judge:
+        schedule.judge = Judge(schedule, config, prepared.judge, rule)
     return trainer, schedule.judge or rule
 
 
@@ -372,69 +376,74 @@ class Judge:
     scores there (volcengine/verl@b178a3cd5, verl/experimental/reward_loop). Samples, tokens and
     spans have a recorder of their own until `stop`."""
 
-    def __init__(self, schedule: Schedule, engines: Prepared, rule: Rewarder) -> None:
-        config, env, trace = engines.scenario.judge, schedule.env, schedule.prepared.trace
-        assert config is not None
-        self._run, self._config, self._rule, self._env = schedule, config, rule, env
-        self._lanes_each = 1 if config.gpus else engines.tp // schedule.prepared.gpus_per_worker
-        self._recorder = Recorder([Lane("judge", 1)] * (engines.workers * self._lanes_each))
+    def __init__(
+        self, schedule: Schedule, config: JudgeConfig, engines: Prepared, rule: Rewarder
+    ) -> None:
+        self._env, self._run, self._config, self._rule = schedule.env, schedule, config, rule
+        lanes = 1 if config.gpus else engines.tp // schedule.prepared.gpus_per_worker
+        self._recorder = Recorder([Lane("judge", 1)] * (engines.workers * lanes))
         self._responses: dict[int, Response] = {}
-        shared = engines.profile.tables, engines.limits, engines.costs
-        actors = self._responses, self._recorder
-        self._workers = worker_fleet(env, engines.workers, *shared, *actors, lanes=self._lanes_each)
-        rule_of_dispatch = DISPATCHES["least_requests"]
-        self._dispatcher = Dispatcher(env, self._workers, rule_of_dispatch, self._recorder)
+        self._workers = worker_fleet(
+            schedule.env,
+            engines.workers,
+            engines.profile.tables,
+            engines.limits,
+            engines.costs,
+            self._responses,
+            self._recorder,
+            lanes=lanes,
+        )
+        self._dispatcher = Dispatcher(
+            schedule.env,
+            self._workers,
+            DISPATCHES["least_requests"],
+            self._recorder,
+            max_concurrent=None if config.gpus else 0,  # until its turn
+        )
+        trace, tokens = schedule.prepared.trace, engines.trace.column("response_tokens")
         rows = trace.group_starts if config.per == "group" else np.arange(len(trace))
-        self._tokens = np.repeat(
-            engines.trace.column("response_tokens"), np.diff(rows, append=len(trace))
-        ).tolist()
-        self._judged: dict[int, simpy.Event] = {}  # by response
-        self._waiting: list[tuple[Sample, Rollout]] = []  # for the turn that ends with the event
-        self._turn_over, self._look = Signal(env), once_an_instant(env, self._begin_turn)
+        self._tokens = np.repeat(tokens, np.diff(rows, append=len(trace))).tolist()
+        self._scores: dict[int, simpy.Event] = {}  # of responses, by uid
+        self._turn_over = Signal(schedule.env)
+        self._look = once_an_instant(schedule.env, self._begin_turn)
         if config.per == "response":
             schedule.recorder.on_finished = self._finished
 
     def _finished(self, rollouts: list[Rollout]) -> None:
-        self._judged.update((rollout.sample.uid, self._judge([rollout])) for rollout in rollouts)
+        self._scores.update((rollout.sample.uid, self._ask([rollout])) for rollout in rollouts)
 
     def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
         return self._env.process(self._score(list(rollouts)))
 
     def _score(self, rollouts: list[Rollout]) -> simpy.events.ProcessGenerator:
-        if self._config.per == "group":
-            yield self._judge(rollouts)
-        else:
-            yield gather(self._env, [self._judged.pop(rollout.sample.uid) for rollout in rollouts])
+        each = [self._scores.pop(rollout.sample.uid, None) for rollout in rollouts]
+        asked = [score for score in each if score is not None] or [self._ask(rollouts)]
+        self._look()
+        yield gather(self._env, asked) if self._config.gpus else self._turn_over.next
         return (yield self._rule.score(rollouts))
 
-    def _judge(self, rollouts: list[Rollout]) -> simpy.Event:
-        """Submit a request, or let it wait for the judge's turn. Return the event of its score."""
-        policy = rollouts[0].sample
-        tokens = self._tokens[self._run.workload.responses[policy.uid].row]
-        self._responses[policy.uid] = Response(tokens, 0.0)
-        sample = policy._replace(prompt_tokens=self._config.prompt_tokens + policy.prompt_tokens)
+    def _ask(self, rollouts: list[Rollout]) -> simpy.Event:
+        """Submit a request on these responses. Return the event of its end."""
+        sample = rollouts[0].sample
+        row = self._run.workload.responses[sample.uid].row
+        self._responses[sample.uid] = Response(self._tokens[row], 0.0)
+        sample = sample._replace(prompt_tokens=self._config.prompt_tokens + sample.prompt_tokens)
         shown = sum(rollout.tokens + rollout.observation_tokens for rollout in rollouts)
         request = Rollout(sample, (), False, observation_tokens=shown)
-        if self._config.gpus:
-            return self._dispatcher.submit([sample], [request])[0]
-        self._waiting.append((sample, request))
-        self._look()
-        return self._turn_over.next
+        return self._dispatcher.submit([sample], [request])[0]
 
     def _begin_turn(self) -> None:
         rollout = self._run.dispatcher
-        if self._waiting and not rollout.unfinished.any() and not rollout.waiting():
-            waiting, self._waiting = self._waiting, []
-            self._env.process(self._take_turn(*zip(*waiting, strict=True)))
+        if not (self._config.gpus or rollout.unfinished.any() or rollout.waiting()):
+            self._env.process(self._take_turn(range(len(self._workers))))
 
-    def _take_turn(
-        self, samples: Sequence[Sample], requests: Sequence[Rollout]
-    ) -> simpy.events.ProcessGenerator:
+    def _take_turn(self, engines: range) -> simpy.events.ProcessGenerator:
         rollout = self._run.dispatcher
         yield gather(self._env, [rollout.empty(worker) for worker in rollout.active])
-        yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
-        yield gather(self._env, self._dispatcher.submit(samples, requests))
-        yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
+        for most in (MOST_SAMPLES, 0):  # requests at a time
+            yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
+            self._dispatcher.limit(most)
+            yield gather(self._env, [self._dispatcher.empty(engine) for engine in engines])
         self._turn_over.fire()
 
     def stop(self, now_s: float) -> dict[str, int]:

@@ -125,7 +125,8 @@ def _shares(part: Spans) -> dict[str, dict[str, float]]:
     there are such."""
     pools = {
         "rollout GPUs": time_shares(part.where(part.rolls_out())),
-        "trainer": time_shares(part.where(~part.rolls_out())),
+        "trainer": time_shares(part.where(~(part.rolls_out() | part.judges()))),
+        "judge": time_shares(part.where(part.judges())),
     }
     return {
         kind: {pool: round(by_kind[kind], 5) for pool, by_kind in pools.items() if kind in by_kind}

@@ -25,7 +25,6 @@ from simrl.result.timeline import spans
 
 SAME_S = 1e-9  # relative: instants that differ only by rounding
 MOST_LINKS = 100_000
-MOST_JUDGED = 10_000  # events between the end of a response and its judge's score
 HELD_UP = 10  # samples in a list
 
 
@@ -106,7 +105,8 @@ class Paths:
         self._names = list(map("/".join, zip(*names, strict=True)))
         self.finished_s: list[float] = result.steps.column("finished_s").to_pylist()
         self._reward_s = float(result.metadata["scenario"]["training"]["reward_s"])
-        self._has_judge = bool(result.metadata["scenario"].get("judge"))
+        # The most events between the end of a response and its judge's score.
+        self._most_judged = 10_000 if result.metadata["scenario"].get("judge") else 0
         shown = timeline.where(~timeline.of_kind("rollout", "idle", "train_drafter"))
         columns = (
             shown.lane.tolist(),
@@ -186,7 +186,6 @@ class Paths:
             else []
         )
         last = bisect_right(self._ended_s, at_s - same_s)
-        judged = self._events[max(last - MOST_JUDGED, 0) : last][::-1] if self._has_judge else ()
 
         def is_trained(e: _Event) -> bool:
             return trains and e.finishes and self._samples["trained_step"][e.row] == step
@@ -199,7 +198,11 @@ class Paths:
                 "",
             ),  # its own segment before an interruption
             (ended, lambda e: e.row < 0 and e.lane == after.lane, ""),
-            (judged, is_trained, "judge"),
+            (
+                self._events[max(last - self._most_judged, 0) : last][::-1],
+                is_trained,
+                "judge",
+            ),
             (scored, is_trained, "reward"),
             (ended, is_trained, ""),
             (ended, lambda e: e.row < 0 and e.link.kind in TRAINS, ""),

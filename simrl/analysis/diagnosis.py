@@ -337,19 +337,17 @@ def sync_holds_up(e: Evidence) -> Iterator[Finding]:
 
 def judge_holds_up(e: Evidence) -> Iterator[Finding]:
     """Find a judge on the critical paths: updates that wait for scores."""
-    length_s = sum(path.ended_s - path.started_s for path in e.paths)
-    share = seconds_of(e.paths).get("judge", 0.0) / length_s if length_s else 0.0
-    if share <= 0.1:
-        return
-    gpus = e.metadata["scenario"]["judge"]["gpus"]
-    yield Finding(
-        "the reward model is the bottleneck",
-        f"{share:.0%} of the updates' critical paths wait for the scores of {e.metadata['judge']['model']}",
-        share,
-        0.1,
-        OWN,
-        e.again(f"judge.gpus={2 * gpus if gpus else e.metadata['judge']['tp']}"),
-    )
+    by_kind, gpus = seconds_of(e.paths), (e.metadata["scenario"].get("judge") or {}).get("gpus")
+    share = by_kind.get("judge", 0.0) / max(sum(by_kind.values()), 1e-300)
+    if share > 0.1:
+        yield Finding(
+            "the reward model is the bottleneck",
+            f"{share:.0%} of the updates' critical paths wait for the scores of {e.metadata['judge']['model']}",
+            share,
+            0.1,
+            OWN,
+            e.again(f"judge.gpus={2 * gpus if gpus else e.metadata['rollout_workers']}"),
+        )
 
 
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (

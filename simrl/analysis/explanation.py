@@ -189,7 +189,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         held_up_s=held_up_s,
         findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
         pools=tuple(_pools(result.metadata)),
-        judge=_judge(result.metadata),
+        judge=_judge(result.metadata) if "judge" in result.metadata else None,
         not_modelled=()
         if "replay" in result.metadata
         else tuple(result.metadata.get("not_modelled") or ()),
@@ -210,16 +210,14 @@ def _pools(metadata: Mapping[str, Any]) -> Iterator[PoolShare]:
         yield PoolShare(use, gpus, kind, gpus * hours, gpus * hours * (price or 0.0))
 
 
-def _judge(metadata: Mapping[str, Any]) -> str | None:
+def _judge(metadata: Mapping[str, Any]) -> str:
     """Say where a judge runs, and what it has read and written, apart from the policy's tokens."""
-    if (judge := metadata.get("judge")) is None:
-        return None
-    gpus = metadata["scenario"]["judge"]["gpus"]
-    place = f"on {gpus:,} GPUs of its own" if gpus else "in turns with the rollout engines"
+    judge, gpus = metadata["judge"], metadata["scenario"]["judge"]["gpus"]
     return (
-        f"{judge['model']}, {judge['rollout_workers']} engines {place}; {judge['finished']:,} of {judge['requests']:,} requests "
-        f"answered, {judge['lookup_tokens']:,} tokens read, of which its caches had {judge['hit_tokens']:,}, and "
-        f"{judge['generated_tokens']:,} written"
+        f"{judge['model']}, {judge['rollout_workers']} engines "
+        + (f"on {gpus:,} GPUs of its own; " if gpus else "in turns with the rollout engines; ")
+        + f"{judge['finished']:,} of {judge['requests']:,} requests answered; {judge['lookup_tokens']:,} tokens read, "
+        f"{judge['hit_tokens']:,} of them from its prefix cache, and {judge['generated_tokens']:,} written"
     )
 
 

@@ -147,6 +147,9 @@ def summary(
     acceptance                its source: the kind of the drafter's model, such as assumed; counted, if tokens were
                               drafted; None without drafts
     prefix_caching            true if the engines cache prefixes; None for a result without this record
+    judge_idle                share of idle GPU-seconds on a standalone judge's GPUs, None for a colocated one; no column
+                              without a judge
+    judge_tokens              tokens that the judge wrote, from the start on; no column without a judge
     accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None
                               without drafts
     """
@@ -172,6 +175,7 @@ def summary(
     age = float(np.average(ages, weights=tokens))
     gpu_hours = gpus * seconds / 3600 / samples * 1000
     judge = (result.metadata.get("scenario") or {}).get("judge") or {}
+    judge_s = gpu_seconds(result, start_s, end_s, of_judge=True)
     price = judge.get("cost_per_gpu_hour")  # of the judge's own GPUs
     dearer = 0.0 if price is None else (price - cost_per_gpu_hour) * judge["gpus"] / gpus
     speculation = result.metadata.get("speculation")
@@ -204,7 +208,16 @@ def summary(
         "acceptance_rate": accepted / drafted if drafted else None,
         "speculation_rate": accepted / max(generated, 1),
         **_of_drafts(result),
-        **_of_judge(result, gpu_seconds(result, start_s, end_s, of_judge=True)),
+        **(
+            {
+                "judge_idle": judge_s[False, "idle"] / sum(judge_s.values())
+                if judge["gpus"]
+                else None,
+                "judge_tokens": result.metadata["judge"]["generated_tokens"],
+            }
+            if judge
+            else {}
+        ),
         "prefix_caching": result.metadata.get("prefix_caching"),
         "accept_length": verified / verifications if verifications else None,
     }
@@ -234,19 +247,6 @@ def _of_drafts(result: Result) -> dict[str, Any]:
         if kinds and generated[of].any()
         else None
         for part, of in {"first_epoch": first, "later": ~first}.items()
-    }
-
-
-def _of_judge(result: Result, gpu_s: Mapping[tuple[bool, str], float]) -> dict[str, Any]:
-    """Return the idle share of a standalone judge's GPUs (None where it takes turns), and the
-    tokens that it read and wrote for a response; nothing without a judge."""
-    if (judge := result.metadata.get("judge")) is None:
-        return {}
-    total_gpu_s = sum(gpu_s.values())
-    return {
-        "judge_idle": gpu_s.get((False, "idle"), 0.0) / total_gpu_s if total_gpu_s else None,
-        "judge_read_tokens": judge["lookup_tokens"],
-        "judge_written_tokens": judge["generated_tokens"],
     }
 
 

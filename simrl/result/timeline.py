@@ -90,10 +90,6 @@ class Spans(NamedTuple):
         """Return which spans are on a rollout worker's GPUs."""
         return np.array([rolls_out(lane) for lane in self.lanes], bool)[self.lane]
 
-    def judges(self) -> NDArray[np.bool_]:
-        """Return which spans are on the GPUs of a standalone judge."""
-        return np.array([lane.name.startswith("judge") for lane in self.lanes], bool)[self.lane]
-
 
 def rolls_out(lane: Lane) -> bool:
     """Return whether a lane is a rollout worker; the others are trainers and judges."""

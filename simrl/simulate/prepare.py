@@ -7,7 +7,6 @@ of memory are per GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -110,12 +109,7 @@ class Prepared(Deployment):
 
     @property
     def gpus(self) -> int:
-        """All GPUs that the system occupies, with those of a standalone judge."""
-        return self.policy_gpus + ((self.scenario.judge and self.scenario.judge.gpus) or 0)
-
-    @property
-    def policy_gpus(self) -> int:
-        """GPUs of rollout and training."""
+        """All GPUs that the system occupies, without those of a standalone judge."""
         if self.scenario.cluster.train is not None:
             return self.scenario.cluster.all_gpus
         return (
@@ -220,7 +214,7 @@ class Prepared(Deployment):
             "label": self.system.label,
             "paper": self.system.paper,
             "variant": s.variant,
-            "gpus": self.gpus,
+            "gpus": self.gpus + ((s.judge and s.judge.gpus) or 0),
             "rollout_workers": self.workers,
             "train_gpus": self.train_gpus,
             "links": self.links,
@@ -354,7 +348,7 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
         return None
     model, tp, gpus = model_shape(judge.model), judge.tp, judge.gpus or prepared.rollout_gpus
     kind = cluster.model_copy(update={"train": judge}).train_kind
-    batches: Mapping[str, Any] = getattr(prepared.system.pipeline, "keywords", {})
+    batches: Any = getattr(prepared.system.pipeline, "keywords", {})
     turns, own = "judge: without gpus it takes turns with the rollout engines", "give it judge.gpus"
     refuse(
         (gpus % tp, f"judge.tp is {tp}: it does not divide its {gpus} GPUs; use a divisor"),
@@ -394,10 +388,18 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
         ),
     )
     require_kv_heads("judge.tp", tp, model)
-    pool = {"sheet": kind, "gpus": gpus, "tp": tp, "dp": 1, "ep": 1, "train": None}
+    pool = {
+        "gpu": kind.name,
+        "sheet": kind,
+        "gpus": gpus,
+        "tp": tp,
+        "dp": 1,
+        "ep": 1,
+        "train": None,
+    }
     of_judge = scenario.model_copy(
         update={
-            "cluster": cluster.model_copy(update={"gpu": kind.name, **pool}),
+            "cluster": cluster.model_copy(update=pool),
             **{key: getattr(judge, key) for key in ("model", "precision", "profile", "engine")},
         }
     ).with_profile()

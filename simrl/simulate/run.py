@@ -121,11 +121,8 @@ class Schedule:
                 self._finished.succeed()
 
         self.judge: Judge | None = None
-        judges, tp = (
-            prepared.gpus - prepared.policy_gpus,
-            prepared.judge.tp if prepared.judge else 1,
-        )
-        lanes += [Lane(f"judge-{i:03d}", tp) for i in range(judges // tp)]
+        if (judge := scenario.judge) and judge.gpus:
+            lanes += [Lane(f"judge-{i:03d}", judge.tp) for i in range(judge.gpus // judge.tp)]
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
         self.spot = spot_trainer(
@@ -289,7 +286,7 @@ def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
         return units, lanes, list(range(prepared.workers, units))
     if not prepared.colocated:
         rest = (
-            prepared.policy_gpus - prepared.train_gpus - units * unit
+            prepared.gpus - prepared.train_gpus - units * unit
         )  # too few for another worker: idle
         lanes += [Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])]
         return units, lanes, [units]
@@ -382,7 +379,7 @@ class Judge:
         self._env, self._run, self._config, self._rule = schedule.env, schedule, config, rule
         lanes = 1 if config.gpus else engines.tp // schedule.prepared.gpus_per_worker
         self._recorder = Recorder([Lane("judge", 1)] * (engines.workers * lanes))
-        self._responses: dict[int, Response] = {}
+        self._responses, self._scores = dict[int, Response](), dict[int, simpy.Event]()  # by uid
         self._workers = worker_fleet(
             schedule.env,
             engines.workers,
@@ -403,31 +400,33 @@ class Judge:
         trace, tokens = schedule.prepared.trace, engines.trace.column("response_tokens")
         rows = trace.group_starts if config.per == "group" else np.arange(len(trace))
         self._tokens = np.repeat(tokens, np.diff(rows, append=len(trace))).tolist()
-        self._scores: dict[int, simpy.Event] = {}  # of responses, by uid
         self._turn_over = Signal(schedule.env)
         self._look = once_an_instant(schedule.env, self._begin_turn)
-        if config.per == "response":
-            schedule.recorder.on_finished = self._finished
+        schedule.recorder.on_finished = self._finished
 
     def _finished(self, rollouts: list[Rollout]) -> None:
-        self._scores.update((rollout.sample.uid, self._ask([rollout])) for rollout in rollouts)
+        self._scores.update(
+            (rollout.sample.uid, self._ask([rollout]))
+            for rollout in rollouts
+            if self._config.per == "response"
+        )
 
     def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
         return self._env.process(self._score(list(rollouts)))
 
     def _score(self, rollouts: list[Rollout]) -> simpy.events.ProcessGenerator:
-        each = [self._scores.pop(rollout.sample.uid, None) for rollout in rollouts]
-        asked = [score for score in each if score is not None] or [self._ask(rollouts)]
+        scores = [self._scores.pop(rollout.sample.uid, None) for rollout in rollouts]
+        asked = [score for score in scores if score is not None] or [self._ask(rollouts)]
         self._look()
         yield gather(self._env, asked) if self._config.gpus else self._turn_over.next
         return (yield self._rule.score(rollouts))
 
     def _ask(self, rollouts: list[Rollout]) -> simpy.Event:
         """Submit a request on these responses. Return the event of its end."""
-        sample = rollouts[0].sample
-        row = self._run.workload.responses[sample.uid].row
-        self._responses[sample.uid] = Response(self._tokens[row], 0.0)
-        sample = sample._replace(prompt_tokens=self._config.prompt_tokens + sample.prompt_tokens)
+        policy, instructions = rollouts[0].sample, self._config.prompt_tokens
+        tokens = self._tokens[self._run.workload.responses[policy.uid].row]
+        self._responses[policy.uid] = Response(tokens, 0.0)
+        sample = policy._replace(prompt_tokens=instructions + policy.prompt_tokens)
         shown = sum(rollout.tokens + rollout.observation_tokens for rollout in rollouts)
         request = Rollout(sample, (), False, observation_tokens=shown)
         return self._dispatcher.submit([sample], [request])[0]
@@ -435,15 +434,14 @@ class Judge:
     def _begin_turn(self) -> None:
         rollout = self._run.dispatcher
         if not (self._config.gpus or rollout.unfinished.any() or rollout.waiting()):
-            self._env.process(self._take_turn(range(len(self._workers))))
+            self._env.process(self._take_turn(rollout))
 
-    def _take_turn(self, engines: range) -> simpy.events.ProcessGenerator:
-        rollout = self._run.dispatcher
+    def _take_turn(self, rollout: Dispatcher) -> simpy.events.ProcessGenerator:
         yield gather(self._env, [rollout.empty(worker) for worker in rollout.active])
         for most in (MOST_SAMPLES, 0):  # requests at a time
             yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
             self._dispatcher.limit(most)
-            yield gather(self._env, [self._dispatcher.empty(engine) for engine in engines])
+            yield gather(self._env, map(self._dispatcher.empty, self._dispatcher.active))
         self._turn_over.fire()
 
     def stop(self, now_s: float) -> dict[str, int]:

@@ -175,7 +175,7 @@ def _simulate(
 def _split(prepared: Prepared) -> Row:
     """Return the GPUs that roll out and that train, and what the further runs fill in."""
     return {
-        "rollout_gpus": prepared.policy_gpus if prepared.colocated else prepared.rollout_gpus,
+        "rollout_gpus": prepared.gpus if prepared.colocated else prepared.rollout_gpus,
         "train_gpus": prepared.train_gpus,
         "colocated": prepared.colocated,
         "samples_per_s_spread": None,

@@ -403,30 +403,22 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
             **{key: getattr(judge, key) for key in ("model", "precision", "profile", "engine")},
         }
     ).with_profile()
-    try:
-        deployment = _deployment(
-            of_judge,
-            replace(prepared.system, speculation=None, best_of_n=None),
-            inputs,
-            _requests(prepared.trace, judge, scenario.seed),
-        )
-        limits = engine_limits(
-            of_judge.cluster,
-            judge.engine,
-            judge.precision,
-            deployment,
-            [],
-            judge.engine.prefix_caching is not False,
-        )
-    except InputError as error:
-        raise InputError(f"judge: {error}", error.cause) from error
+    deployment = _deployment(
+        of_judge,
+        replace(prepared.system, speculation=None, best_of_n=None),
+        inputs,
+        _requests(prepared.trace, judge, scenario.seed),
+    )
+    named = replace(deployment, model=model.model_copy(update={"name": f"judge {model.name}"}))
+    cached = judge.engine.prefix_caching is not False
+    limits = engine_limits(of_judge.cluster, judge.engine, judge.precision, named, [], cached)
     # In a swap, one side's weights go to pinned host memory and the other's come. The sleep of a
     # colocated trainer's rollout engines is part of their load.
-    asleep = scenario.training.rollout_offload and prepared.colocated
-    copied = weight_bytes_per_gpu(model, tp, precision=judge.precision.weights) + (
-        not asleep
-    ) * weight_bytes_per_gpu(
-        prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
+    copied = weight_bytes_per_gpu(model, tp, precision=judge.precision.weights)
+    copied += (not (prepared.colocated and scenario.training.rollout_offload)) * (
+        weight_bytes_per_gpu(
+            prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
+        )
     )
     return replace(
         prepared,
@@ -446,7 +438,7 @@ def _requests(trace: Trace, judge: JudgeConfig, seed: int) -> Trace:
     responses, drawn by the seed and the sample. A classifier's score is the one token of a pass."""
     starts = trace.group_starts if judge.per == "group" else np.arange(len(trace))
     shown = trace.column("response_tokens").astype(np.int64) + trace.observation_tokens()
-    read = trace.column("prompt_tokens")[starts] + np.add.reduceat(shown, starts)
+    read = np.add.reduceat(shown, starts) + trace.column("prompt_tokens")[starts]
     keys = {name: trace.column(name)[starts] for name in ("step", "epoch", "prompt_id", "sample")}
     mean, sigma, cap = judge.response_tokens, judge.response_sigma, judge.response_cap_tokens
     location = location_of(max(mean, 1.0), sigma, cap, "judge.response_tokens")

@@ -120,7 +120,6 @@ class Schedule:
             if step + 1 == scenario.steps:
                 self._finished.succeed()
 
-        self.judge: Judge | None = None
         if (judge := scenario.judge) and judge.gpus:
             lanes += [Lane(f"judge-{i:03d}", judge.tp) for i in range(judge.gpus // judge.tp)]
         self.recorder = Recorder(lanes, stepped, self._forget)
@@ -138,6 +137,7 @@ class Schedule:
         self._fleets = [self._fleet(prepared, self.workers, ranker)]
         self.dispatcher = self._fleets[0].dispatcher
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
+        self.judge = rewarder if isinstance(rewarder, Judge) else None
         context = RunContext(
             env=env,
             workers=self.workers,
@@ -178,8 +178,8 @@ class Schedule:
         concurrent = size.scenario.agents.max_concurrent
         shared = size.system.dispatch, self.recorder, limits.dp * capacity, concurrent, history
         dispatcher = Dispatcher(self.env, workers, *shared)
-        if self._by_groups:
-            _offer_groups(cast(Sequence[SimulatedWorker], workers), dispatcher)
+        for worker in cast(Sequence[SimulatedWorker], workers) if self._by_groups else ():
+            worker.offer_groups(dispatcher.unfinished)
         costs = draft_costs(size.drafts, size.deployment, most) if size.drafts else None
         prompt_tokens = round(float(trace.column("prompt_tokens").mean()))
         times = RolloutTimes(
@@ -325,12 +325,6 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
     )
 
 
-def _offer_groups(workers: Sequence[SimulatedWorker], dispatcher: Dispatcher) -> None:
-    """Let workers generate groups of which only the end is an event."""
-    for worker in workers:
-        worker.offer_groups(dispatcher.unfinished)
-
-
 def _take_over(workers: Sequence[Worker], version: int) -> None:
     """Let workers follow others on their GPUs, which have loaded, and evaluated, `version` last."""
     for worker in workers:
@@ -358,9 +352,8 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     rule = SimulatedRewarder(
         env, prepared.scenario.training.reward_s, schedule.workload.responses, kills
     )
-    if (config := prepared.scenario.judge) and prepared.judge:
-        schedule.judge = Judge(schedule, config, prepared.judge, rule)
-    return trainer, schedule.judge or rule
+    config, engines = prepared.scenario.judge, prepared.judge
+    return trainer, Judge(schedule, config, engines, rule) if config and engines else rule
 
 
 class Judge:
@@ -377,6 +370,7 @@ class Judge:
         self, schedule: Schedule, config: JudgeConfig, engines: Prepared, rule: Rewarder
     ) -> None:
         self._env, self._run, self._config, self._rule = schedule.env, schedule, config, rule
+        self._outcomes, self._rollout = schedule.workload.responses, schedule.dispatcher
         lanes = 1 if config.gpus else engines.tp // schedule.prepared.gpus_per_worker
         self._recorder = Recorder([Lane("judge", 1)] * (engines.workers * lanes))
         self._responses, self._scores = dict[int, Response](), dict[int, simpy.Event]()  # by uid
@@ -397,11 +391,15 @@ class Judge:
             self._recorder,
             max_concurrent=None if config.gpus else 0,  # until its turn
         )
-        trace, tokens = schedule.prepared.trace, engines.trace.column("response_tokens")
-        rows = trace.group_starts if config.per == "group" else np.arange(len(trace))
-        self._tokens = np.repeat(tokens, np.diff(rows, append=len(trace))).tolist()
-        self._turn_over = Signal(schedule.env)
-        self._look = once_an_instant(schedule.env, self._begin_turn)
+        trace = schedule.prepared.trace
+        starts = trace.group_starts if config.per == "group" else np.arange(len(trace))
+        self._tokens = np.repeat(
+            engines.trace.column("response_tokens"), np.diff(starts, append=len(trace))
+        ).tolist()
+        self._look, self._turn_over = (
+            once_an_instant(schedule.env, self._begin_turn),
+            Signal(schedule.env),
+        )
         schedule.recorder.on_finished = self._finished
 
     def _finished(self, rollouts: list[Rollout]) -> None:
@@ -424,20 +422,20 @@ class Judge:
     def _ask(self, rollouts: list[Rollout]) -> simpy.Event:
         """Submit a request on these responses. Return the event of its end."""
         policy, instructions = rollouts[0].sample, self._config.prompt_tokens
-        tokens = self._tokens[self._run.workload.responses[policy.uid].row]
-        self._responses[policy.uid] = Response(tokens, 0.0)
+        row = self._outcomes[policy.uid].row
+        self._responses[policy.uid] = Response(self._tokens[row], 0.0)
         sample = policy._replace(prompt_tokens=instructions + policy.prompt_tokens)
         shown = sum(rollout.tokens + rollout.observation_tokens for rollout in rollouts)
-        request = Rollout(sample, (), False, observation_tokens=shown)
-        return self._dispatcher.submit([sample], [request])[0]
+        return self._dispatcher.submit(
+            [sample], [Rollout(sample, (), False, observation_tokens=shown)]
+        )[0]
 
     def _begin_turn(self) -> None:
-        rollout = self._run.dispatcher
-        if not (self._config.gpus or rollout.unfinished.any() or rollout.waiting()):
-            self._env.process(self._take_turn(rollout))
+        if not (self._config.gpus or self._rollout.unfinished.any() or self._rollout.waiting()):
+            self._env.process(self._take_turn())
 
-    def _take_turn(self, rollout: Dispatcher) -> simpy.events.ProcessGenerator:
-        yield gather(self._env, [rollout.empty(worker) for worker in rollout.active])
+    def _take_turn(self) -> simpy.events.ProcessGenerator:
+        yield gather(self._env, map(self._rollout.empty, self._rollout.active))
         for most in (MOST_SAMPLES, 0):  # requests at a time
             yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
             self._dispatcher.limit(most)

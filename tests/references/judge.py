@@ -1,8 +1,8 @@
 """When a judge has scored responses, request by request: one pass at a time, for engines with room for all that comes.
 
 A request joins at the first boundary strictly after it came, or at once where the engine is idle at that instant. Its first
-pass computes its context and yields a token, each further pass yields one; it leaves with its last token. It goes to the engine with
-the fewest requests, the first of equals.
+pass computes its context and yields a token, each further pass yields one; it leaves with its last token. It goes to the engine
+with the fewest requests, the first of equals.
 """
 
 from __future__ import annotations

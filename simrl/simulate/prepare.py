@@ -409,16 +409,20 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
         inputs,
         _requests(prepared.trace, judge, scenario.seed),
     )
-    named = replace(deployment, model=model.model_copy(update={"name": f"judge {model.name}"}))
-    cached = judge.engine.prefix_caching is not False
-    limits = engine_limits(of_judge.cluster, judge.engine, judge.precision, named, [], cached)
+    limits = engine_limits(
+        of_judge.cluster,
+        judge.engine,
+        judge.precision,
+        replace(deployment, model=model.model_copy(update={"name": f"judge {model.name}"})),
+        [],
+        judge.engine.prefix_caching is not False,
+    )
     # In a swap, one side's weights go to pinned host memory and the other's come. The sleep of a
     # colocated trainer's rollout engines is part of their load.
-    copied = weight_bytes_per_gpu(model, tp, precision=judge.precision.weights)
-    copied += (not (prepared.colocated and scenario.training.rollout_offload)) * (
-        weight_bytes_per_gpu(
-            prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
-        )
+    asleep = prepared.colocated and scenario.training.rollout_offload
+    of_policy = prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
+    copied = weight_bytes_per_gpu(model, tp, precision=judge.precision.weights) + (
+        0.0 if asleep else weight_bytes_per_gpu(*of_policy)
     )
     return replace(
         prepared,
@@ -437,14 +441,19 @@ def _requests(trace: Trace, judge: JudgeConfig, seed: int) -> Trace:
     """Return the requests to a judge about a trace, a row for each response or group, and its
     responses, drawn by the seed and the sample. A classifier's score is the one token of a pass."""
     starts = trace.group_starts if judge.per == "group" else np.arange(len(trace))
-    shown = trace.column("response_tokens").astype(np.int64) + trace.observation_tokens()
-    read = np.add.reduceat(shown, starts) + trace.column("prompt_tokens")[starts]
+    shown = trace.observation_tokens() + trace.column("response_tokens")
     keys = {name: trace.column(name)[starts] for name in ("step", "epoch", "prompt_id", "sample")}
     mean, sigma, cap = judge.response_tokens, judge.response_sigma, judge.response_cap_tokens
     location = location_of(max(mean, 1.0), sigma, cap, "judge.response_tokens")
     tokens = cut_tokens(location + sigma * normals(seed, VERDICT, *keys.values()), cap)
     return Trace.from_columns(
-        {**keys, "prompt_tokens": read + judge.prompt_tokens, "response_tokens": tokens},
+        {
+            **keys,
+            "prompt_tokens": judge.prompt_tokens
+            + trace.column("prompt_tokens")[starts]
+            + np.add.reduceat(shown, starts),
+            "response_tokens": tokens,
+        },
         trace.metadata.model_copy(
             update={
                 "name": "requests to the judge",

@@ -46,7 +46,6 @@ from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
 from simrl.trace.sample import Response
-from simrl.trace.synthesis import MOST_SAMPLES
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
 
@@ -352,8 +351,7 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     rule = SimulatedRewarder(
         env, prepared.scenario.training.reward_s, schedule.workload.responses, kills
     )
-    config, engines = prepared.scenario.judge, prepared.judge
-    return trainer, Judge(schedule, config, engines, rule) if config and engines else rule
+    return trainer, Judge(schedule, prepared.judge, rule) if prepared.judge else rule
 
 
 class Judge:
@@ -366,11 +364,9 @@ class Judge:
     scores there (volcengine/verl@b178a3cd5, verl/experimental/reward_loop). Samples, tokens and
     spans have a recorder of their own until `stop`."""
 
-    def __init__(
-        self, schedule: Schedule, config: JudgeConfig, engines: Prepared, rule: Rewarder
-    ) -> None:
+    def __init__(self, schedule: Schedule, engines: Prepared, rule: Rewarder) -> None:
+        config = cast(JudgeConfig, engines.scenario.judge)
         self._env, self._run, self._config, self._rule = schedule.env, schedule, config, rule
-        self._outcomes, self._rollout = schedule.workload.responses, schedule.dispatcher
         lanes = 1 if config.gpus else engines.tp // schedule.prepared.gpus_per_worker
         self._recorder = Recorder([Lane("judge", 1)] * (engines.workers * lanes))
         self._responses, self._scores = dict[int, Response](), dict[int, simpy.Event]()  # by uid
@@ -421,22 +417,22 @@ class Judge:
 
     def _ask(self, rollouts: list[Rollout]) -> simpy.Event:
         """Submit a request on these responses. Return the event of its end."""
-        policy, instructions = rollouts[0].sample, self._config.prompt_tokens
-        row = self._outcomes[policy.uid].row
-        self._responses[policy.uid] = Response(self._tokens[row], 0.0)
-        sample = policy._replace(prompt_tokens=instructions + policy.prompt_tokens)
+        policy, outcomes = rollouts[0].sample, self._run.workload.responses
+        self._responses[policy.uid] = Response(self._tokens[outcomes[policy.uid].row], 0.0)
+        sample = policy._replace(prompt_tokens=self._config.prompt_tokens + policy.prompt_tokens)
         shown = sum(rollout.tokens + rollout.observation_tokens for rollout in rollouts)
         return self._dispatcher.submit(
             [sample], [Rollout(sample, (), False, observation_tokens=shown)]
         )[0]
 
     def _begin_turn(self) -> None:
-        if not (self._config.gpus or self._rollout.unfinished.any() or self._rollout.waiting()):
-            self._env.process(self._take_turn())
+        rollout = self._run.dispatcher
+        if not (self._config.gpus or rollout.unfinished.any() or rollout.waiting()):
+            self._env.process(self._take_turn(rollout))
 
-    def _take_turn(self) -> simpy.events.ProcessGenerator:
-        yield gather(self._env, map(self._rollout.empty, self._rollout.active))
-        for most in (MOST_SAMPLES, 0):  # requests at a time
+    def _take_turn(self, rollout: Dispatcher) -> simpy.events.ProcessGenerator:
+        yield gather(self._env, map(rollout.empty, rollout.active))
+        for most in (2**31, 0):  # requests at a time: all, none
             yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
             self._dispatcher.limit(most)
             yield gather(self._env, map(self._dispatcher.empty, self._dispatcher.active))
@@ -444,7 +440,7 @@ class Judge:
 
     def stop(self, now_s: float) -> dict[str, int]:
         """Stop the engines, and add their spans to the run's. Return what they did."""
-        run, kinds = self._run.recorder, {"rollout": "judge", "load_weights": "switch"}
+        kinds, run = {"rollout": "judge", "load_weights": "switch"}, self._run.recorder
         for worker in self._workers:
             worker.stop(now_s)
         first = len(run.lanes) - len(self._workers) if self._config.gpus else 0

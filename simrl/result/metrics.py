@@ -176,8 +176,11 @@ def summary(
     gpu_hours = gpus * seconds / 3600 / samples * 1000
     judge = (result.metadata.get("scenario") or {}).get("judge") or {}
     judge_s = gpu_seconds(result, start_s, end_s, of_judge=True)
-    price = judge.get("cost_per_gpu_hour")  # of the judge's own GPUs
-    dearer = 0.0 if price is None else (price - cost_per_gpu_hour) * judge["gpus"] / gpus
+    dearer = (  # the judge's own GPUs
+        (judge["cost_per_gpu_hour"] - cost_per_gpu_hour) * judge["gpus"] / gpus
+        if judge.get("cost_per_gpu_hour") is not None
+        else 0.0
+    )
     speculation = result.metadata.get("speculation")
     return {
         "system": result.metadata["label"],

@@ -419,10 +419,12 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
     )
     # In a swap, one side's weights go to pinned host memory and the other's come. The sleep of a
     # colocated trainer's rollout engines is part of their load.
-    asleep = prepared.colocated and scenario.training.rollout_offload
-    of_policy = prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
     copied = weight_bytes_per_gpu(model, tp, precision=judge.precision.weights) + (
-        0.0 if asleep else weight_bytes_per_gpu(*of_policy)
+        0.0
+        if prepared.colocated and scenario.training.rollout_offload
+        else weight_bytes_per_gpu(
+            prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
+        )
     )
     return replace(
         prepared,
@@ -441,17 +443,23 @@ def _requests(trace: Trace, judge: JudgeConfig, seed: int) -> Trace:
     """Return the requests to a judge about a trace, a row for each response or group, and its
     responses, drawn by the seed and the sample. A classifier's score is the one token of a pass."""
     starts = trace.group_starts if judge.per == "group" else np.arange(len(trace))
-    shown = trace.observation_tokens() + trace.column("response_tokens")
     keys = {name: trace.column(name)[starts] for name in ("step", "epoch", "prompt_id", "sample")}
-    mean, sigma, cap = judge.response_tokens, judge.response_sigma, judge.response_cap_tokens
-    location = location_of(max(mean, 1.0), sigma, cap, "judge.response_tokens")
-    tokens = cut_tokens(location + sigma * normals(seed, VERDICT, *keys.values()), cap)
+    location = location_of(
+        max(judge.response_tokens, 1.0),
+        judge.response_sigma,
+        judge.response_cap_tokens,
+        "judge.response_tokens",
+    )
+    tokens = cut_tokens(
+        location + judge.response_sigma * normals(seed, VERDICT, *keys.values()),
+        judge.response_cap_tokens,
+    )
     return Trace.from_columns(
         {
             **keys,
             "prompt_tokens": judge.prompt_tokens
             + trace.column("prompt_tokens")[starts]
-            + np.add.reduceat(shown, starts),
+            + np.add.reduceat(trace.observation_tokens() + trace.column("response_tokens"), starts),
             "response_tokens": tokens,
         },
         trace.metadata.model_copy(

@@ -119,8 +119,11 @@ class Schedule:
             if step + 1 == scenario.steps:
                 self._finished.succeed()
 
-        if (judge := scenario.judge) and judge.gpus:
-            lanes += [Lane(f"judge-{i:03d}", judge.tp) for i in range(judge.gpus // judge.tp)]
+        lanes += (
+            [Lane(f"judge-{i:03d}", judge.tp) for i in range((judge.gpus or 0) // judge.tp)]
+            if (judge := scenario.judge)
+            else []
+        )
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
         self.spot = spot_trainer(
@@ -135,14 +138,13 @@ class Schedule:
         )
         self._fleets = [self._fleet(prepared, self.workers, ranker)]
         self.dispatcher = self._fleets[0].dispatcher
-        self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
-        self.judge = rewarder if isinstance(rewarder, Judge) else None
+        self.trainer, self.rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
             env=env,
             workers=self.workers,
             dispatcher=self.dispatcher,
             trainer=self.trainer,
-            rewarder=rewarder,
+            rewarder=self.rewarder,
             recorder=self.recorder,
             workload=self.workload,
             times=self._fleets[0].times,
@@ -269,8 +271,8 @@ class Schedule:
             metadata["agents"] = self.agents.facts()
         if self.spot is not None:
             metadata |= self.spot.facts(now_s)
-        if self.judge is not None:
-            metadata["judge"] |= self.judge.stop(now_s)
+        if isinstance(self.rewarder, Judge):
+            metadata["judge"] |= self.rewarder.stop(now_s)
         return self.recorder.result(now_s, metadata)
 
 
@@ -366,7 +368,13 @@ class Judge:
 
     def __init__(self, schedule: Schedule, engines: Prepared, rule: Rewarder) -> None:
         config = cast(JudgeConfig, engines.scenario.judge)
-        self._env, self._run, self._config, self._rule = schedule.env, schedule, config, rule
+        self._env, self._config, self._rule, self._run, self._rollout = (
+            schedule.env,
+            config,
+            rule,
+            schedule,
+            schedule.dispatcher,
+        )
         lanes = 1 if config.gpus else engines.tp // schedule.prepared.gpus_per_worker
         self._recorder = Recorder([Lane("judge", 1)] * (engines.workers * lanes))
         self._responses, self._scores = dict[int, Response](), dict[int, simpy.Event]()  # by uid
@@ -426,12 +434,11 @@ class Judge:
         )[0]
 
     def _begin_turn(self) -> None:
-        rollout = self._run.dispatcher
-        if not (self._config.gpus or rollout.unfinished.any() or rollout.waiting()):
-            self._env.process(self._take_turn(rollout))
+        if not (self._config.gpus or self._rollout.unfinished.any() or self._rollout.waiting()):
+            self._env.process(self._take_turn())
 
-    def _take_turn(self, rollout: Dispatcher) -> simpy.events.ProcessGenerator:
-        yield gather(self._env, map(rollout.empty, rollout.active))
+    def _take_turn(self) -> simpy.events.ProcessGenerator:
+        yield gather(self._env, map(self._rollout.empty, self._rollout.active))
         for most in (2**31, 0):  # requests at a time: all, none
             yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
             self._dispatcher.limit(most)

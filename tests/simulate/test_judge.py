@@ -171,7 +171,7 @@ def scheduled(lengths, tokens, engines, pass_s, colocated):
     schedule = Schedule(ready, simpy.Environment(), simulated_workers)
     schedule.run()
     policy = {r.sample.uid: r.finished_s for r in schedule.recorder.rollouts()}
-    scores = {r.sample.uid: r.finished_s for r in schedule.judge._recorder.rollouts()}
+    scores = {r.sample.uid: r.finished_s for r in schedule.rewarder._recorder.rollouts()}
     return schedule.result(), policy, scores, ready
 
 

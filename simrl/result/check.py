@@ -79,7 +79,9 @@ _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (_POSITIVE, "gpus? full_batch?.sequences scenario?.engine.max_num_seqs"),
     (_AMOUNT, "end_s? scenario?.training.reward_s admission?.concurrency admission?.eta"),
     (_TOKENS, "prefix_cache?.lookup_tokens prefix_cache?.hit_tokens prefix_cache?.prefill_tokens"),
-    (str, "agents?.kv_while_tool_runs"),
+    (str, "agents?.kv_while_tool_runs judge?.model"),
+    (_COUNT, "judge?.rollout_workers judge?.requests judge?.finished scenario?.judge?.gpus?"),
+    (_TOKENS, "judge?.lookup_tokens judge?.hit_tokens judge?.generated_tokens"),
     (GenericAlias(list, (_facts((str, "round"), (_POSITIVE, "tp")),)), "planner?"),
     (_COUNT, "agents?.not_offloaded agents?.killed"),
     (

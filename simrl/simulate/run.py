@@ -428,9 +428,16 @@ class Judge:
         policy, outcomes = rollouts[0].sample, self._run.workload.responses
         self._responses[policy.uid] = Response(self._tokens[outcomes[policy.uid].row], 0.0)
         sample = policy._replace(prompt_tokens=self._config.prompt_tokens + policy.prompt_tokens)
-        shown = sum(rollout.tokens + rollout.observation_tokens for rollout in rollouts)
         return self._dispatcher.submit(
-            [sample], [Rollout(sample, (), False, observation_tokens=shown)]
+            [sample],
+            [
+                Rollout(
+                    sample,
+                    (),
+                    False,
+                    observation_tokens=sum(r.tokens + r.observation_tokens for r in rollouts),
+                )
+            ],
         )[0]
 
     def _begin_turn(self) -> None:

@@ -153,6 +153,10 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "engines here schedule no pass ahead (engine.async_scheduling); set it to false",
         ),
         (
+            prepared.judge is not None,
+            "judges are not replayed; use judge=null, and training.reward_s for its seconds",
+        ),
+        (
             prepared.costs.evaluate_every > 0,
             "evaluations (training.evaluate_every) are not replayed; set it to 0",
         ),

@@ -105,6 +105,8 @@ class Paths:
         self._names = list(map("/".join, zip(*names, strict=True)))
         self.finished_s: list[float] = result.steps.column("finished_s").to_pylist()
         self._reward_s = float(result.metadata["scenario"]["training"]["reward_s"])
+        # The most events between the end of a response and its judge's score.
+        self._most_judged = 10_000 if result.metadata["scenario"].get("judge") else 0
         shown = timeline.where(~timeline.of_kind("rollout", "idle", "train_drafter"))
         columns = (
             shown.lane.tolist(),
@@ -196,6 +198,11 @@ class Paths:
                 "",
             ),  # its own segment before an interruption
             (ended, lambda e: e.row < 0 and e.lane == after.lane, ""),
+            (
+                self._events[max(last - self._most_judged, 0) : last][::-1],
+                is_trained,
+                "judge",
+            ),
             (scored, is_trained, "reward"),
             (ended, is_trained, ""),
             (ended, lambda e: e.row < 0 and e.link.kind in TRAINS, ""),

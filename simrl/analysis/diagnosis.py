@@ -335,6 +335,21 @@ def sync_holds_up(e: Evidence) -> Iterator[Finding]:
     )
 
 
+def judge_holds_up(e: Evidence) -> Iterator[Finding]:
+    """Find a judge on the critical paths: updates that wait for scores."""
+    by_kind, gpus = seconds_of(e.paths), (e.metadata["scenario"].get("judge") or {}).get("gpus")
+    share = by_kind.get("judge", 0.0) / max(sum(by_kind.values()), 1e-300)
+    if share > 0.1:
+        yield Finding(
+            "the reward model is the bottleneck",
+            f"{share:.0%} of the updates' critical paths wait for the scores of {e.metadata['judge']['model']}",
+            share,
+            0.1,
+            OWN,
+            e.again(f"judge.gpus={2 * gpus if gpus else e.metadata['rollout_workers']}"),
+        )
+
+
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     few_drafts_accepted,
     many_migrate,
@@ -343,4 +358,5 @@ RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     staleness_binds,
     trainer_starves,
     sync_holds_up,
+    judge_holds_up,
 )

@@ -76,6 +76,7 @@ class Explanation:
     findings: tuple[Finding, ...]
     not_modelled: tuple[str, ...]
     pools: tuple[PoolShare, ...] = ()
+    judge: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation for `json.dumps`, with the parts that the run has."""
@@ -96,6 +97,7 @@ class Explanation:
             **({"agents": dict(self.agents)} if self.agents else {}),
             **({"admission": self.admission} if self.admission else {}),
             **({"planner": self.planner} if self.planner else {}),
+            **({"judge": self.judge} if self.judge else {}),
             "parts": [
                 {
                     "part": key,
@@ -187,6 +189,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         held_up_s=held_up_s,
         findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
         pools=tuple(_pools(result.metadata)),
+        judge=_judge(result.metadata) if "judge" in result.metadata else None,
         not_modelled=()
         if "replay" in result.metadata
         else tuple(result.metadata.get("not_modelled") or ()),
@@ -205,6 +208,17 @@ def _pools(metadata: Mapping[str, Any]) -> Iterator[PoolShare]:
     )
     for (use, gpus, kind), price in zip(of_uses, prices(cluster), strict=True):
         yield PoolShare(use, gpus, kind, gpus * hours, gpus * hours * (price or 0.0))
+
+
+def _judge(metadata: Mapping[str, Any]) -> str:
+    """Say where a judge runs, and what it has read and written, apart from the policy's tokens."""
+    judge, gpus = metadata["judge"], metadata["scenario"]["judge"]["gpus"]
+    return (
+        f"{judge['model']}, {judge['rollout_workers']} engines "
+        + (f"on {gpus:,} GPUs of its own; " if gpus else "in turns with the rollout engines; ")
+        + f"{judge['finished']:,} of {judge['requests']:,} requests answered; {judge['lookup_tokens']:,} tokens read, "
+        f"{judge['hit_tokens']:,} of them from its prefix cache, and {judge['generated_tokens']:,} written"
+    )
 
 
 def _admission(metadata: Mapping[str, Any], occupancy: float | None) -> str | None:

@@ -51,6 +51,8 @@ PARTS: Mapping[str, Part] = {
     ),
     "rest_idle": Part("GPUs too few for a worker", "GPUs that are too few for a rollout worker"),
     "train_idle": Part("trainer idle", "a trainer that waits for rollouts"),
+    "judge": Part("judging", "the judge's engines", True),
+    "judge_idle": Part("judge idle", "a judge that waits for responses"),
     "recompute_reloaded": Part("prefill again: new weights", "prefill again after weight updates"),
     "recompute_preempted": Part("prefill again: preempted", "prefill again after preemptions"),
     "recompute_moved": Part(
@@ -180,14 +182,18 @@ def _add_idle(
     )
     beside_s: Floats = rolling(b_s) - rolling(a_s)
     training_s: Floats = working(b_s) - working(a_s) - beside_s
-    is_rollout = np.array(result.spans.column("role").to_pylist()) == "rollout"
+    is_rollout, trains, judges = (
+        np.array(result.spans.column("role").to_pylist()) == role
+        for role in ("rollout", "train", "judge")
+    )
     rest = np.array([lane.name == REST_LANE for lane in timeline.lanes])[timeline.lane]
     for part, where, seconds in (
         ("tail_idle", is_rollout & ~rest, beside_s),
         ("trainer_wait", is_rollout & ~rest, training_s),
         ("other_wait", is_rollout & ~rest, b_s - a_s - beside_s - training_s),
         ("rest_idle", rest, b_s - a_s),
-        ("train_idle", ~is_rollout & ~rest, b_s - a_s),
+        ("train_idle", trains & ~rest, b_s - a_s),
+        ("judge_idle", judges, b_s - a_s),
     ):
         gpu_s[part] += float((seconds * timeline.gpus)[idle & where].sum())
 

@@ -79,7 +79,9 @@ _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (_POSITIVE, "gpus? full_batch?.sequences scenario?.engine.max_num_seqs"),
     (_AMOUNT, "end_s? scenario?.training.reward_s admission?.concurrency admission?.eta"),
     (_TOKENS, "prefix_cache?.lookup_tokens prefix_cache?.hit_tokens prefix_cache?.prefill_tokens"),
-    (str, "agents?.kv_while_tool_runs"),
+    (str, "agents?.kv_while_tool_runs judge?.model"),
+    (_COUNT, "judge?.rollout_workers judge?.requests judge?.finished scenario?.judge?.gpus?"),
+    (_TOKENS, "judge?.lookup_tokens judge?.hit_tokens judge?.generated_tokens"),
     (GenericAlias(list, (_facts((str, "round"), (_POSITIVE, "tp")),)), "planner?"),
     (_COUNT, "agents?.not_offloaded agents?.killed"),
     (
@@ -160,7 +162,12 @@ _RULES: tuple[tuple[str, str, Any, str], ...] = (
         "at most the run's end at {latest_s:g} s",
     ),
     ("spans", "gpus", lambda t, r: t.gpus < 1, "at least 1"),
-    ("spans", "role", lambda t, r: ~t.role.isin(["rollout", "train"]), "rollout or train"),
+    (
+        "spans",
+        "role",
+        lambda t, r: ~t.role.isin(["rollout", "train", "judge"]),
+        "rollout, train or judge",
+    ),
     ("steps", "step", lambda t, r: t.step != np.arange(len(t)), "the row's number"),
     (
         "steps",

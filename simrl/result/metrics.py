@@ -21,17 +21,23 @@ def window(result: Result, warmup_steps: int) -> tuple[float, float]:
     return (float(finished_s[warmup_steps - 1]) if warmup_steps else 0.0), float(finished_s[-1])
 
 
-def gpu_seconds(result: Result, start_s: float, end_s: float) -> dict[tuple[bool, str], float]:
+def gpu_seconds(
+    result: Result, start_s: float, end_s: float, of_judge: bool = False
+) -> dict[tuple[bool, str], float]:
     """Return the GPU-seconds within the window by pairs: is the lane for rollout then, and the kind
-    of span."""
+    of span. The lanes of a standalone judge count only if asked for, and no others do then."""
     spans = result.spans
     started_s, ended_s = (spans.column(name).to_numpy() for name in ("started_s", "ended_s"))
     overlap_s = np.clip(np.minimum(ended_s, end_s) - np.maximum(started_s, start_s), 0.0, None)
     gpu_s = overlap_s * spans.column("gpus").to_numpy()
     (role, roles), (kind, kinds) = codes(spans.column("role")), codes(spans.column("kind"))
-    rolls = role == (roles.index("rollout") if "rollout" in roles else -1)
+    rolls, judges = (
+        role == (roles.index(name) if name in roles else -1) for name in ("rollout", "judge")
+    )
     return {
-        (rollout, name): float(gpu_s[(rolls == rollout) & (kind == code)].sum())
+        (rollout, name): float(
+            gpu_s[(rolls == rollout) & (judges == of_judge) & (kind == code)].sum()
+        )
         for rollout in (True, False)
         for code, name in enumerate(kinds)
     }
@@ -141,6 +147,9 @@ def summary(
     acceptance                its source: the kind of the drafter's model, such as assumed; counted, if tokens were
                               drafted; None without drafts
     prefix_caching            true if the engines cache prefixes; None for a result without this record
+    judge_idle                share of idle GPU-seconds on a standalone judge's GPUs, None for a colocated one; no column
+                              without a judge
+    judge_tokens              tokens that the judge wrote, from the start on; no column without a judge
     accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None
                               without drafts
     """
@@ -165,6 +174,13 @@ def summary(
     halves = [float(np.average(a, weights=n)) for a, n in parts if a.size]
     age = float(np.average(ages, weights=tokens))
     gpu_hours = gpus * seconds / 3600 / samples * 1000
+    judge = (result.metadata.get("scenario") or {}).get("judge") or {}
+    judge_s = gpu_seconds(result, start_s, end_s, of_judge=True)
+    dearer = (  # the judge's own GPUs
+        (judge["cost_per_gpu_hour"] - cost_per_gpu_hour) * judge["gpus"] / gpus
+        if judge.get("cost_per_gpu_hour") is not None
+        else 0.0
+    )
     speculation = result.metadata.get("speculation")
     return {
         "system": result.metadata["label"],
@@ -189,12 +205,22 @@ def summary(
         "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1)
         and age <= warmup_steps + 0.1,
         "gpu_hours_per_1k_samples": gpu_hours,
-        "cost_per_1k_samples": gpu_hours * cost_per_gpu_hour or None,
+        "cost_per_1k_samples": gpu_hours * (cost_per_gpu_hour + dearer) or None,
         **_of_pools(gpu_hours, result.metadata, cost_per_gpu_hour, train_cost_per_gpu_hour),
         "speculation": speculation["method"] if speculation else "none",
         "acceptance_rate": accepted / drafted if drafted else None,
         "speculation_rate": accepted / max(generated, 1),
         **_of_drafts(result),
+        **(
+            {
+                "judge_idle": judge_s[False, "idle"] / sum(judge_s.values())
+                if judge["gpus"]
+                else None,
+                "judge_tokens": result.metadata["judge"]["generated_tokens"],
+            }
+            if judge
+            else {}
+        ),
         "prefix_caching": result.metadata.get("prefix_caching"),
         "accept_length": verified / verifications if verifications else None,
     }

@@ -92,7 +92,7 @@ class Spans(NamedTuple):
 
 
 def rolls_out(lane: Lane) -> bool:
-    """Return whether a lane is a rollout worker; the others are trainers."""
+    """Return whether a lane is a rollout worker; the others are trainers and judges."""
     return lane.name.startswith("rollout")
 
 

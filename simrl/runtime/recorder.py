@@ -44,7 +44,7 @@ class Recorder:
         self._on_step = on_step
         self.spans: list[Span] = []
         self._roles: list[list[tuple[float, str]]] = [
-            [(0.0, "rollout" if lane.name.startswith("rollout") else "train")] for lane in lanes
+            [(0.0, lane.name.partition("-")[0])] for lane in lanes
         ]
         self.steps: list[Step] = []
         self.facts: dict[str, Any] = {}  # of the pipeline
@@ -55,6 +55,8 @@ class Recorder:
         self._trained: dict[int, int] = {}
         self._dropped: set[int] = set()
         self._on_put_away = on_put_away
+        # called with the responses that came back finished
+        self.on_finished: Callable[[list[Rollout]], object] = lambda finished: None
         self._put_away: list[_Rows] = []
         self._is_put_away = bytearray()  # by uid
 
@@ -102,7 +104,9 @@ class Recorder:
         """Record rollouts that the dispatcher returns. A done one is final, also if copies of its
         sample still run."""
         self._rollouts.update((rollout.sample.uid, rollout) for rollout in rollouts)
-        self._finished.update(rollout.sample.uid for rollout in rollouts if rollout.done)
+        finished = [rollout for rollout in rollouts if rollout.done]
+        self._finished.update(rollout.sample.uid for rollout in finished)
+        self.on_finished(finished)
 
     def is_back(self, rollout: Rollout) -> bool:
         """Return whether a sample has come back finished."""
@@ -156,7 +160,7 @@ class Recorder:
         passes_s = (
             span.ended_s
             for span in self.spans
-            if span.kind == "rollout" and span.started_s < updated_s
+            if span.kind in ("rollout", "judge") and span.started_s < updated_s
         )
         end_s = max(updated_s, max(passes_s, default=0.0))
         rows = self._rows(self.rollouts())

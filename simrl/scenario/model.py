@@ -34,7 +34,7 @@ from simrl.scenario.calibration import CalibrationConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
-from simrl.trace.synthesis import LengthModel
+from simrl.trace.synthesis import CapTokens, LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
 from simrl.validation import MOST_SEED, numbers_are_no_truth, switched
 
@@ -310,6 +310,39 @@ class ProfileConfig(_Section):
         return self
 
 
+class JudgeConfig(TrainPool):
+    """A reward or judge model, on inference engines of its own. With `gpus` it is standalone: a
+    response is judged as soon as it has ended (verl: enable_resource_pool). Without, it is
+    colocated: when all responses of a batch have ended, the rollout engines sleep, and the judge's
+    wake on their GPUs. A key of the GPUs that is left out has the cluster's value, or for another
+    kind of GPU the data sheet's."""
+
+    _presets = model_validator(mode="before")(with_presets)
+
+    gpus: GpuCount | None = None  # type: ignore[assignment]
+    """GPUs of its own, in addition to the cluster's; if not given, it takes turns on the rollout GPUs"""
+    model: str
+    """a model that simrl knows, such as qwen3-8b, or a folder with a Hugging Face config.json"""
+    tp: PositiveInt = 1
+    """tensor-parallel size: GPUs of one of its engines"""
+    per: Literal["response", "group"] = "response"
+    """what a request judges: a response, or all responses of a group (slime: group_rm)"""
+    prompt_tokens: NonNegativeInt = 400
+    """tokens of its instructions, in a request before the prompt and the response; assumed"""
+    response_tokens: Annotated[float, Field(ge=0, le=1e6)] = 0.0
+    """mean length of its response; 0: a reward model that only prefills (a classifier)"""
+    response_sigma: Annotated[float, Field(ge=0, le=5)] = 0.0
+    """standard deviation of the log length of its response before the cap"""
+    response_cap_tokens: CapTokens = 4096
+    """its largest response"""
+    precision: PrecisionConfig = PrecisionConfig()
+    """precisions of its weights and KV cache, as the section precision"""
+    profile: ProfileConfig = ProfileConfig()
+    """its step times, as the section profile"""
+    engine: EngineConfig = EngineConfig()
+    """settings of its engines, as the section engine"""
+
+
 class SystemConfig(BaseModel, frozen=True, extra="allow"):
     """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the
     parameters. The words of a switch, on and off, are true and false."""
@@ -354,6 +387,8 @@ class Scenario(_Section):
     """acceptance of drafts where the trace has no token ids"""
     faults: tuple[Fault, ...] = ()
     """workers that are slow, lost, or late with their weights"""
+    judge: JudgeConfig | None = None
+    """a reward or judge model on GPUs; training.reward_s comes after it"""
     calibration: CalibrationConfig | None = None
     system: SystemConfig
     variant: str = ""

@@ -19,12 +19,17 @@ from simrl.engine.config import EngineConfig
 from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.precision import FP8_EXPERTS
 from simrl.scenario.calibration import open_lines
+from simrl.scenario.model import JudgeConfig
 from simrl.scenario.presets import Used, constants
 from simrl.show.text import formatted, grouped, listed
 from simrl.training.config import TrainingConfig, assumed_s, assumption, trained_by
 from simrl.validation import in_words
 
-SECTIONS: Mapping[str, type[BaseModel]] = {"training": TrainingConfig, "engine": EngineConfig}
+SECTIONS: Mapping[str, type[BaseModel]] = {
+    "training": TrainingConfig,
+    "engine": EngineConfig,
+    "judge": JudgeConfig,
+}
 
 
 class Input(NamedTuple):
@@ -184,10 +189,15 @@ def _happened(metadata: Facts) -> Entries:
 def _parameters(metadata: Facts) -> Entries:
     presets = {used.key: used for used in _used(metadata)}
     for section, model in SECTIONS.items():
-        values = metadata["scenario"][section]
+        values = metadata["scenario"].get(section) or {}
         for key, field in model.model_fields.items():
             value = values.get(key)
-            if value is not None and key != "prefix_caching":  # `_times` has it for every run
+            if value is not None and key not in (
+                "prefix_caching",
+                "engine",
+                "profile",
+                "precision",
+            ):  # `_times` has the first
                 counts = isinstance(value, int | float) and not isinstance(value, bool)
                 shown = f"{value:,.10g}" if counts else in_words(value)
                 kind = "default" if value == field.default else "given"

@@ -63,6 +63,7 @@ class Look(NamedTuple):
 # Idle time is hatched in vermillion.
 LOOKS: Mapping[str, Look] = {
     "rollout": Look(SKY),
+    "judge": Look(ROSE),
     "train_drafter": Look(TEAL),
     "load_weights": Look(YELLOW),
     "evaluate": Look(SAND),
@@ -83,6 +84,7 @@ LOOKS: Mapping[str, Look] = {
     "other_wait": Look(VERMILLION, "xxx"),
     "rest_idle": Look(VERMILLION, "..."),
     "train_idle": Look(VERMILLION, "|||"),
+    "judge_idle": Look(VERMILLION, "ooo"),
     "recompute_moved": Look(LILACS[0]),
     "recompute_reloaded": Look(LILACS[1]),
     "recompute_preempted": Look(LILACS[2]),

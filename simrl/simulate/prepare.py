@@ -16,6 +16,7 @@ import numpy as np
 import simrl
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
+from simrl.pipelines.full_batch import full_batch
 from simrl.profile.extension import covering
 from simrl.profile.hardware import GIB, Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
@@ -23,7 +24,7 @@ from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.worker import WorkerCosts
-from simrl.scenario.model import ClusterConfig, Scenario
+from simrl.scenario.model import ClusterConfig, JudgeConfig, Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_drafter_fits
 from simrl.simulate.modelled import not_modelled
@@ -41,10 +42,14 @@ from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.speculation.tail_plan import TailPlan, plan_tail
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
+from simrl.trace.draws import normals
+from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.synthesis import MOST_SAMPLES
 from simrl.trace.trace import Trace
 from simrl.training.costs import TrainingCosts
 from simrl.training.weight_sync import PINNED_SHARE, extrapolated, loading_s, synced_by
+
+VERDICT = 0x7EED  # the purpose of the draws of a judge's lengths: no trace draws for it
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,8 @@ class Prepared(Deployment):
     drafts: DraftPlan | None = None
     tail: TailPlan | None = None
     agents: AgentRules = PLAIN
+    # the engines of a judge; its trace has the requests to it, its load the swap of a turn
+    judge: Prepared | None = None
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
 
     @property
@@ -78,7 +85,7 @@ class Prepared(Deployment):
         """True if of a group only the end is an event: no draft, turn of an environment, fault,
         rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
-        capped = agents.max_concurrent or agents.deadline_s or self.has_turns
+        capped = agents.max_concurrent or agents.deadline_s or self.has_turns or self.scenario.judge
         followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
         return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
 
@@ -102,7 +109,7 @@ class Prepared(Deployment):
 
     @property
     def gpus(self) -> int:
-        """All GPUs that the system occupies."""
+        """All GPUs that the system occupies, without those of a standalone judge."""
         if self.scenario.cluster.train is not None:
             return self.scenario.cluster.all_gpus
         return (
@@ -207,7 +214,7 @@ class Prepared(Deployment):
             "label": self.system.label,
             "paper": self.system.paper,
             "variant": s.variant,
-            "gpus": self.gpus,
+            "gpus": self.gpus + ((s.judge and s.judge.gpus) or 0),
             "rollout_workers": self.workers,
             "train_gpus": self.train_gpus,
             "links": self.links,
@@ -232,6 +239,11 @@ class Prepared(Deployment):
             ),
             "speculation": self.drafts.facts if self.drafts else None,
             "best_of_n": self.tail.facts if self.tail else None,
+            **(
+                {"judge": {**self.judge.layout, "model": self.judge.model.name}}
+                if self.judge
+                else {}
+            ),
             "not_modelled": not_modelled(self),
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
@@ -321,7 +333,143 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     require_training_fits(need)
     if system.elastic:
         _require_elastic(prepared)
-    return prepared
+    return replace(prepared, judge=_judge(prepared, inputs))
+
+
+def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
+    """Return the engines of the scenario's judge; None without one. Raise `InputError` if it does
+    not fit its GPUs, or cannot take turns with the rollout engines."""
+    scenario, cluster, judge = (
+        prepared.scenario,
+        prepared.scenario.cluster,
+        prepared.scenario.judge,
+    )
+    if judge is None:
+        return None
+    model, tp, gpus = model_shape(judge.model), judge.tp, judge.gpus or prepared.rollout_gpus
+    kind = cluster.model_copy(update={"train": judge}).train_kind
+    batches: Any = getattr(prepared.system.pipeline, "keywords", {})
+    turns, own = "judge: without gpus it takes turns with the rollout engines", "give it judge.gpus"
+    refuse(
+        (gpus % tp, f"judge.tp is {tp}: it does not divide its {gpus} GPUs; use a divisor"),
+        (
+            model.heads % tp,
+            f"judge.tp is {tp}: it does not divide the {model.heads} attention heads of {model.name}; use a divisor",
+        ),
+        (
+            judge.gpu not in (None, cluster.gpu)
+            and cluster.cost_per_gpu_hour
+            and judge.cost_per_gpu_hour is None,
+            f"judge.cost_per_gpu_hour is missing: a {judge.gpu} has another price than a {cluster.gpu}; give it, 0 for none",
+        ),
+        (
+            not judge.gpus and (judge.gpu or judge.cost_per_gpu_hour) is not None,
+            f"{turns}, and judge.gpu and cost_per_gpu_hour are of GPUs of its own; leave them out, or {own}",
+        ),
+        (
+            not judge.gpus
+            and (
+                batches.get("collector") is not full_batch or batches["eta"] or "parts" in batches
+            ),
+            f"{turns}, and responses of {prepared.system.name} run while others are judged; {own}",
+        ),
+        (
+            not judge.gpus and tp % prepared.gpus_per_worker,
+            f"{turns}, and an engine of judge.tp {tp} does not take whole rollout workers, of {prepared.gpus_per_worker} GPUs; "
+            f"use a multiple, or {own}",
+        ),
+        (
+            not judge.gpus
+            and (
+                scenario.faults
+                or (prepared.drafts is not None and prepared.drafts.speculation.training)
+            ),
+            f"{turns}, beside which faults, and drafters that train on idle GPUs, are not modelled; {own}",
+        ),
+    )
+    require_kv_heads("judge.tp", tp, model)
+    pool = {
+        "gpu": kind.name,
+        "sheet": kind,
+        "gpus": gpus,
+        "tp": tp,
+        "dp": 1,
+        "ep": 1,
+        "train": None,
+    }
+    of_judge = scenario.model_copy(
+        update={
+            "cluster": cluster.model_copy(update=pool),
+            **{key: getattr(judge, key) for key in ("model", "precision", "profile", "engine")},
+        }
+    ).with_profile()
+    deployment = _deployment(
+        of_judge,
+        replace(prepared.system, speculation=None, best_of_n=None),
+        inputs,
+        _requests(prepared.trace, judge, scenario.seed),
+    )
+    limits = engine_limits(
+        of_judge.cluster,
+        judge.engine,
+        judge.precision,
+        replace(deployment, model=model.model_copy(update={"name": f"judge {model.name}"})),
+        [],
+        judge.engine.prefix_caching is not False,
+    )
+    # In a swap, one side's weights go to pinned host memory and the other's come. The sleep of a
+    # colocated trainer's rollout engines is part of their load.
+    copied = weight_bytes_per_gpu(model, tp, precision=judge.precision.weights) + (
+        0.0
+        if prepared.colocated and scenario.training.rollout_offload
+        else weight_bytes_per_gpu(
+            prepared.model, prepared.tp, cluster.dp, cluster.ep, scenario.precision.weights
+        )
+    )
+    return replace(
+        prepared,
+        **vars(deployment),
+        scenario=of_judge,
+        limits=limits,
+        workers=gpus // tp,
+        costs=WorkerCosts(
+            load_s=copied / (PINNED_SHARE * kind.host_bytes_per_s),
+            request_s=deployment.profile.metadata.request_s or 0.0,
+        ),
+    )
+
+
+def _requests(trace: Trace, judge: JudgeConfig, seed: int) -> Trace:
+    """Return the requests to a judge about a trace, a row for each response or group, and its
+    responses, drawn by the seed and the sample. A classifier's score is the one token of a pass."""
+    starts = trace.group_starts if judge.per == "group" else np.arange(len(trace))
+    keys = {name: trace.column(name)[starts] for name in ("step", "epoch", "prompt_id", "sample")}
+    location = location_of(
+        max(judge.response_tokens, 1.0),
+        judge.response_sigma,
+        judge.response_cap_tokens,
+        "judge.response_tokens",
+    )
+    tokens = cut_tokens(
+        location + judge.response_sigma * normals(seed, VERDICT, *keys.values()),
+        judge.response_cap_tokens,
+    )
+    return Trace.from_columns(
+        {
+            **keys,
+            "prompt_tokens": judge.prompt_tokens
+            + trace.column("prompt_tokens")[starts]
+            + np.add.reduceat(trace.observation_tokens() + trace.column("response_tokens"), starts),
+            "response_tokens": tokens,
+        },
+        trace.metadata.model_copy(
+            update={
+                "name": "requests to the judge",
+                "cap_tokens": int(tokens.max()),
+                "context_cap_tokens": None,
+            }
+        ),
+    )
 
 
 def _require_elastic(prepared: Prepared) -> None:
@@ -355,11 +503,13 @@ def _require_elastic(prepared: Prepared) -> None:
     )
 
 
-def _deployment(scenario: Scenario, system: System, inputs: InputCache) -> Deployment:
+def _deployment(
+    scenario: Scenario, system: System, inputs: InputCache, requests: Trace | None = None
+) -> Deployment:
     """Return a worker's model, GPUs, step times up to the engine's limits and the longest sample,
-    and what it generates."""
+    and what it generates: the scenario's trace, or `requests`."""
     model, gpu, engine = model_shape(scenario.model), scenario.cluster.rollout_kind, scenario.engine
-    trace = inputs.trace(scenario)
+    trace = requests or inputs.trace(scenario)
     drafts = system.speculation is not None or system.best_of_n is not None
     tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, longest_allowed(trace))
     profile = covering(

@@ -17,6 +17,7 @@ from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.elastic import ElasticPool, adapt
+from simrl.dispatch.rules import DISPATCHES
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError, StoppedError
@@ -27,21 +28,24 @@ from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
+from simrl.runtime.events import Signal, gather, once_an_instant
 from simrl.runtime.faults import inject
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
+from simrl.runtime.rollout import Rollout
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
 from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers as worker_fleet
 from simrl.runtime.spot_trainer import spot_trainer
 from simrl.runtime.trainer import Rewarder, Trainer
 from simrl.runtime.worker import Worker
-from simrl.scenario.model import Scenario
+from simrl.scenario.model import JudgeConfig, Scenario
 from simrl.simulate.length_ranker import RankedLengths
 from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
+from simrl.trace.sample import Response
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
 
@@ -115,6 +119,11 @@ class Schedule:
             if step + 1 == scenario.steps:
                 self._finished.succeed()
 
+        lanes += (
+            [Lane(f"judge-{i:03d}", judge.tp) for i in range((judge.gpus or 0) // judge.tp)]
+            if (judge := scenario.judge)
+            else []
+        )
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
         self.spot = spot_trainer(
@@ -129,13 +138,13 @@ class Schedule:
         )
         self._fleets = [self._fleet(prepared, self.workers, ranker)]
         self.dispatcher = self._fleets[0].dispatcher
-        self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
+        self.trainer, self.rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
             env=env,
             workers=self.workers,
             dispatcher=self.dispatcher,
             trainer=self.trainer,
-            rewarder=rewarder,
+            rewarder=self.rewarder,
             recorder=self.recorder,
             workload=self.workload,
             times=self._fleets[0].times,
@@ -170,8 +179,8 @@ class Schedule:
         concurrent = size.scenario.agents.max_concurrent
         shared = size.system.dispatch, self.recorder, limits.dp * capacity, concurrent, history
         dispatcher = Dispatcher(self.env, workers, *shared)
-        if self._by_groups:
-            _offer_groups(cast(Sequence[SimulatedWorker], workers), dispatcher)
+        for worker in cast(Sequence[SimulatedWorker], workers) if self._by_groups else ():
+            worker.offer_groups(dispatcher.unfinished)
         costs = draft_costs(size.drafts, size.deployment, most) if size.drafts else None
         prompt_tokens = round(float(trace.column("prompt_tokens").mean()))
         times = RolloutTimes(
@@ -262,6 +271,8 @@ class Schedule:
             metadata["agents"] = self.agents.facts()
         if self.spot is not None:
             metadata |= self.spot.facts(now_s)
+        if isinstance(self.rewarder, Judge):
+            metadata["judge"] |= self.rewarder.stop(now_s)
         return self.recorder.result(now_s, metadata)
 
 
@@ -315,12 +326,6 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
     )
 
 
-def _offer_groups(workers: Sequence[SimulatedWorker], dispatcher: Dispatcher) -> None:
-    """Let workers generate groups of which only the end is an event."""
-    for worker in workers:
-        worker.offer_groups(dispatcher.unfinished)
-
-
 def _take_over(workers: Sequence[Worker], version: int) -> None:
     """Let workers follow others on their GPUs, which have loaded, and evaluated, `version` last."""
     for worker in workers:
@@ -345,9 +350,127 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     accepts = rewards_differ if prepared.system.filter_groups == "after_log_probs" else None
     trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot, accepts)
     kills = prepared.scenario.agents.deadline_s is not None
-    return trainer, SimulatedRewarder(
+    rule = SimulatedRewarder(
         env, prepared.scenario.training.reward_s, schedule.workload.responses, kills
     )
+    return trainer, Judge(schedule, prepared.judge, rule) if prepared.judge else rule
+
+
+class Judge:
+    """A `Rewarder` that asks a judge's engines before a rule gives the reward.
+
+    A request is the judge's instructions, the prompt and the response (of a group: all of its
+    responses); a prefix cache finds what precedes the responses. A standalone judge reads a
+    response as soon as it has ended. A colocated one takes turns: once no response is unfinished,
+    the rollout engines sleep and its own wake, judge all that waits, and sleep; only then are the
+    scores there (volcengine/verl@b178a3cd5, verl/experimental/reward_loop). Samples, tokens and
+    spans have a recorder of their own until `stop`."""
+
+    def __init__(self, schedule: Schedule, engines: Prepared, rule: Rewarder) -> None:
+        config = cast(JudgeConfig, engines.scenario.judge)
+        self._env, self._config, self._rule, self._run, self._rollout = (
+            schedule.env,
+            config,
+            rule,
+            schedule,
+            schedule.dispatcher,
+        )
+        lanes = 1 if config.gpus else engines.tp // schedule.prepared.gpus_per_worker
+        self._recorder = Recorder([Lane("judge", 1)] * (engines.workers * lanes))
+        self._responses, self._scores = dict[int, Response](), dict[int, simpy.Event]()  # by uid
+        self._workers = worker_fleet(
+            schedule.env,
+            engines.workers,
+            engines.profile.tables,
+            engines.limits,
+            engines.costs,
+            self._responses,
+            self._recorder,
+            lanes=lanes,
+        )
+        self._dispatcher = Dispatcher(
+            schedule.env,
+            self._workers,
+            DISPATCHES["least_requests"],
+            self._recorder,
+            max_concurrent=None if config.gpus else 0,  # until its turn
+        )
+        trace = schedule.prepared.trace
+        starts = trace.group_starts if config.per == "group" else np.arange(len(trace))
+        self._tokens = np.repeat(
+            engines.trace.column("response_tokens"), np.diff(starts, append=len(trace))
+        ).tolist()
+        self._look, self._turn_over = (
+            once_an_instant(schedule.env, self._begin_turn),
+            Signal(schedule.env),
+        )
+        schedule.recorder.on_finished = self._finished
+
+    def _finished(self, rollouts: list[Rollout]) -> None:
+        self._scores.update(
+            (rollout.sample.uid, self._ask([rollout]))
+            for rollout in rollouts
+            if self._config.per == "response"
+        )
+
+    def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
+        return self._env.process(self._score(list(rollouts)))
+
+    def _score(self, rollouts: list[Rollout]) -> simpy.events.ProcessGenerator:
+        scores = [self._scores.pop(rollout.sample.uid, None) for rollout in rollouts]
+        asked = [score for score in scores if score is not None] or [self._ask(rollouts)]
+        self._look()
+        yield gather(self._env, asked) if self._config.gpus else self._turn_over.next
+        return (yield self._rule.score(rollouts))
+
+    def _ask(self, rollouts: list[Rollout]) -> simpy.Event:
+        """Submit a request on these responses. Return the event of its end."""
+        policy, outcomes = rollouts[0].sample, self._run.workload.responses
+        self._responses[policy.uid] = Response(self._tokens[outcomes[policy.uid].row], 0.0)
+        sample = policy._replace(prompt_tokens=self._config.prompt_tokens + policy.prompt_tokens)
+        return self._dispatcher.submit(
+            [sample],
+            [
+                Rollout(
+                    sample,
+                    (),
+                    False,
+                    observation_tokens=sum(r.tokens + r.observation_tokens for r in rollouts),
+                )
+            ],
+        )[0]
+
+    def _begin_turn(self) -> None:
+        if not (self._config.gpus or self._rollout.unfinished.any() or self._rollout.waiting()):
+            self._env.process(self._take_turn())
+
+    def _take_turn(self) -> simpy.events.ProcessGenerator:
+        yield gather(self._env, map(self._rollout.empty, self._rollout.active))
+        for most in (2**31, 0):  # requests at a time: all, none
+            yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
+            self._dispatcher.limit(most)
+            yield gather(self._env, map(self._dispatcher.empty, self._dispatcher.active))
+        self._turn_over.fire()
+
+    def stop(self, now_s: float) -> dict[str, int]:
+        """Stop the engines, and add their spans to the run's. Return what they did."""
+        kinds, run = {"rollout": "judge", "load_weights": "switch"}, self._run.recorder
+        for worker in self._workers:
+            worker.stop(now_s)
+        first = len(run.lanes) - len(self._workers) if self._config.gpus else 0
+        run.spans += [
+            span._replace(
+                lane=first + span.lane, kind=kinds[span.kind], policy_version=-1, work=None
+            )
+            for span in self._recorder.spans
+        ]
+        rollouts = self._recorder.rollouts()
+        return {
+            "requests": len(rollouts),
+            "finished": sum(rollout.done for rollout in rollouts),
+            "generated_tokens": sum(rollout.tokens for rollout in rollouts),
+            **_prefix_cache([self._workers]),
+        }
 
 
 def _full_batch(

@@ -106,7 +106,15 @@ def _draw_trainers(axes: Axes, part: Spans, first_lane: int, lanes: int) -> None
     """Draw the lanes, and on each training span that is long enough its step."""
     _draw_lanes(axes, part, first_lane, lanes)
     axes.set_yticks([])
-    axes.text(-0.008, 0.5, "trainer", transform=axes.transAxes, ha="right", va="center", color=INK)
+    axes.text(
+        -0.008,
+        0.5,
+        "trainer" if lanes == 1 else "trainer\nand judge",
+        transform=axes.transAxes,
+        ha="right",
+        va="center",
+        color=INK,
+    )
     write_on_spans(
         axes,
         part.where(part.of_kind("train")),

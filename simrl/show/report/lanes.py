@@ -124,8 +124,10 @@ def _shares(part: Spans) -> dict[str, dict[str, float]]:
     """Return the share of each kind in the GPU time of the rollout workers and of the trainer, if
     there are such."""
     pools = {
-        "rollout GPUs": time_shares(part.where(part.rolls_out())),
-        "trainer": time_shares(part.where(~part.rolls_out())),
+        words: time_shares(
+            part.where(np.array([lane.name.startswith(use) for lane in part.lanes])[part.lane])
+        )
+        for words, use in (("rollout GPUs", "rollout"), ("trainer", "train"), ("judge", "judge"))
     }
     return {
         kind: {pool: round(by_kind[kind], 5) for pool, by_kind in pools.items() if kind in by_kind}

@@ -339,7 +339,7 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         )
 
     def shown(key: str, form: str = "{:.0%}") -> Callable[[Row], str]:
-        return lambda row: formatted(row[key], form, "-")
+        return lambda row: formatted(row.get(key), form, "-")
 
     def digits(key: str) -> Callable[[Row], str]:
         return lambda row: _number(row[key])
@@ -430,6 +430,15 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         ),
         (filled, Column("occupancy", shown("occupancy"), OCCUPANCY, 5)),
         (True, Column("train\nidle", shown("train_idle"), train_idle, 6)),
+        (
+            any(row.get("judge_idle") is not None for row in rows),
+            Column(
+                "judge\nidle",
+                shown("judge_idle"),
+                "share of time that the judge's own GPUs idle",
+                6,
+            ),
+        ),
         (True, Column("off-policy\nmean / max", ages, off_policy, 9)),
         (
             planned,

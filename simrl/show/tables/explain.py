@@ -26,6 +26,7 @@ KINDS = {  # of links of a critical path: words in its table, words in a sum ove
     "generate": ("generates a response", "responses"),
     "environment": ("an environment answers", "environments"),
     "reward": ("the reward comes", "rewards"),
+    "judge": ("the judge reads and answers", "the judge"),
     "boundary": ("until the worker reacts", "workers' reactions"),
     "unknown": ("a wait: nothing recorded ended at its end", "waits of unknown cause"),
     "load_weights": ("loads weights", "loading weights"),
@@ -63,6 +64,7 @@ def print_explanation(e: Explanation, console: Console) -> None:
         "Planner": e.planner,
         "Pools": _pools(e.pools) if e.pools else "",
         "Weight sync": e.weight_sync,
+        "Judge": e.judge,
         "Prefix cache": _prefix_cache(e.prefix_cache) if e.prefix_cache else "",
         "Not modelled": "; ".join(e.not_modelled),
     }

@@ -75,7 +75,9 @@ class Dispatcher:
     @property
     def free(self) -> int:
         """Number of samples that may start now; 0 while others wait."""
-        if self._waiting.outside or len(self._waiting.queue):
+        waiting = self._waiting
+        first = waiting.evaluations if waiting.evaluates_first else {}
+        if waiting.held or waiting.outside or first or len(waiting.queue):
             return 0
         return min(self._waiting.most - self.in_flight, self._places.number_free())
 
@@ -90,6 +92,15 @@ class Dispatcher:
         while (job := self._waiting.let_in()) is not None:
             self._go_on(job)
         self._feed()
+
+    def hold(self, held: bool) -> None:
+        """Let no sample of training start while `held`: they wait outside."""
+        self._waiting.held = held
+        self.limit(self._waiting.most)
+
+    def prefer(self, evaluation: bool) -> None:
+        """Let samples of evaluations that wait outside start before those of training, or after."""
+        self._waiting.evaluates_first = evaluation
 
     def submit_groups(
         self,

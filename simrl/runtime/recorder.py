@@ -48,6 +48,8 @@ class Recorder:
         ]
         self.steps: list[Step] = []
         self.facts: dict[str, Any] = {}  # of the pipeline
+        # evaluations that are over: version, submitted_s, over_s
+        self.evaluated: list[tuple[int, float, float]] = []
         self._rollouts: dict[int, Rollout] = {}
         self._finished: set[int] = set()  # their rows stay as they are
         self._generated: dict[int, int] = {}  # tokens of all its requests
@@ -156,7 +158,7 @@ class Recorder:
         passes_s = (
             span.ended_s
             for span in self.spans
-            if span.kind == "rollout" and span.started_s < updated_s
+            if (span.kind == "rollout" or span.work is not None) and span.started_s < updated_s
         )
         end_s = max(updated_s, max(passes_s, default=0.0))
         rows = self._rows(self.rollouts())
@@ -271,6 +273,8 @@ class Recorder:
 
     def _status(self, rollout: Rollout) -> str:
         uid = rollout.sample.uid
+        if rollout.sample.is_evaluation:
+            return "evaluation"
         if uid in self._trained:
             return "trained"
         return "dropped" if uid in self._dropped else "buffered" if rollout.done else "in_flight"

@@ -31,6 +31,7 @@ from simrl.profile.precision import KvCache, Weights, require_precision
 from simrl.profile.shipped import PROFILES, SHIPPED, file_name
 from simrl.scenario.agents import AgentsConfig
 from simrl.scenario.calibration import CalibrationConfig
+from simrl.scenario.evaluation import EvaluationConfig
 from simrl.scenario.faults import Fault
 from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
@@ -352,6 +353,7 @@ class Scenario(_Section):
     agents: AgentsConfig = AgentsConfig()
     speculation: SpeculationInputs = SpeculationInputs()
     """acceptance of drafts where the trace has no token ids"""
+    evaluation: EvaluationConfig | None = None
     faults: tuple[Fault, ...] = ()
     """workers that are slow, lost, or late with their weights"""
     calibration: CalibrationConfig | None = None

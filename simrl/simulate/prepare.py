@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import simrl
+from simrl.engine.requests import blocks_to_start
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
 from simrl.profile.extension import covering
@@ -23,6 +24,7 @@ from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.worker import WorkerCosts
+from simrl.scenario.evaluation import When
 from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_drafter_fits
@@ -61,6 +63,7 @@ class Prepared(Deployment):
     drafts: DraftPlan | None = None
     tail: TailPlan | None = None
     agents: AgentRules = PLAIN
+    evaluation_trace: Trace | None = None  # what evaluations generate
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
 
     @property
@@ -76,11 +79,18 @@ class Prepared(Deployment):
     @property
     def only_ends_count(self) -> bool:
         """True if of a group only the end is an event: no draft, turn of an environment, fault,
-        rank in lock step or rule of dispatch follows single responses."""
+        evaluation, rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
         followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
+        followed = followed or self.evaluation_trace  # requests of evaluations have events
         return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
+
+    @property
+    def evaluates(self) -> When | None:
+        """When evaluations run; None without them."""
+        config = self.scenario.evaluation
+        return config and (config.when or self.system.evaluates[0])
 
     @property
     def is_elastic(self) -> bool:
@@ -314,7 +324,9 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
         drafts=drafts,
         tail=tail,
         agents=agents,
+        evaluation_trace=_evaluation_trace(scenario, inputs),
     )
+    _require_evaluable(prepared)
     need = prepared.training_need(train_gpus)
     pause_s = system.on_update.pause_s + (need.costs.publish_s if system.pauses else 0.0)
     prepared = replace(prepared, costs=costs._replace(pause_s=pause_s))
@@ -361,11 +373,60 @@ def _deployment(scenario: Scenario, system: System, inputs: InputCache) -> Deplo
     model, gpu, engine = model_shape(scenario.model), scenario.cluster.rollout_kind, scenario.engine
     trace = inputs.trace(scenario)
     drafts = system.speculation is not None or system.best_of_n is not None
-    tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, longest_allowed(trace))
+    evaluated = _evaluation_trace(scenario, inputs) or trace
+    longest = max(longest_allowed(trace), longest_allowed(evaluated))
+    tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, longest)
     profile = covering(
         inputs.profile(scenario, model, gpu), tokens, *limits, tokens if drafts else 0, model, gpu
     )
     return Deployment(model, gpu, scenario.cluster.tp, profile, trace)
+
+
+def _evaluation_trace(scenario: Scenario, inputs: InputCache) -> Trace | None:
+    """Return what evaluations generate, None without evaluations."""
+    config = scenario.evaluation
+    if config is not None and (config.trace or config.synthetic):
+        lengths = {"trace": config.trace, "synthetic": config.synthetic}
+        scenario = scenario.with_fields("workload", **lengths)
+    return None if config is None else inputs.trace(scenario)
+
+
+def _require_evaluable(prepared: Prepared) -> None:
+    """Raise `InputError` where the evaluations of a scenario are not modelled."""
+    scenario, system, trace = prepared.scenario, prepared.system, prepared.evaluation_trace
+    config, place = scenario.evaluation, f"evaluation: system {system.name}"
+    if config is None or trace is None:
+        return
+    seconds = "training.evaluate_every and evaluate_s stand for evaluations there"
+    longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max())
+    longest = int((trace.column("response_tokens").astype(int) + longest).max())
+    refuse(
+        (
+            scenario.training.evaluate_every,
+            "evaluation executes evaluations, and training.evaluate_every counts seconds for them; leave one of them out",
+        ),
+        (
+            system.tp_sizes or system.elastic or system.adapt_split_every,
+            f"{place} changes its workers, and evaluations meanwhile are not modelled; {seconds}",
+        ),
+        (
+            prepared.evaluates not in system.evaluates,
+            f"{place} loads weights at each worker on its own, so there is no instant between steps; use when: beside_training",
+        ),
+        (
+            prepared.evaluates == "beside_training" and prepared.colocated,
+            f"{place} trains on the GPUs that roll out, so nothing runs beside training; use when: between_steps, or {seconds}",
+        ),
+        (
+            trace is not prepared.trace and (prepared.drafts or prepared.tail),
+            f"{place} drafts from the workload's text; leave out evaluation.trace and synthetic: the workload's prompts are taken",
+        ),
+        (
+            blocks_to_start(longest, prepared.limits) > prepared.limits.kv_blocks,
+            f"evaluation: {trace.metadata.name} has a sample of {longest:,} tokens, and the KV cache of a worker holds "
+            f"{prepared.limits.kv_tokens:,}; use a larger tp, or a lower cap",
+        ),
+    )
 
 
 def _require_few_samples(steps: int, trace: Trace) -> None:

@@ -19,6 +19,7 @@ from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.errors import InputError
 from simrl.pipelines.context import DynamicSampling, Pipeline
 from simrl.runtime.worker import RECOMPUTE, OnUpdate
+from simrl.scenario.evaluation import When
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.methods import Speculation, make_speculation
 from simrl.validation import with_parameters
@@ -56,7 +57,8 @@ class System:
     `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a
     critic is trained, too (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and
     training, the trainer's between "updates" or any between "minibatches". `tp_sizes`:
-    tensor-parallel sizes that rollout may have in place of the cluster's.
+    tensor-parallel sizes that rollout may have in place of the cluster's. `evaluates`: when
+    evaluations may run, its own way first.
     """
 
     name: str = ""
@@ -82,6 +84,7 @@ class System:
     adapt_split_every: int = 0
     elastic: Literal["updates", "minibatches", "updates and minibatches"] | None = None
     tp_sizes: tuple[int, ...] = ()
+    evaluates: tuple[When, ...] = ("between_steps", "beside_training")
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -18,7 +18,7 @@ from simrl.analysis.diagnosis import Evidence, Finding, diagnose
 from simrl.analysis.gpu_hours import PARTS, Waterfall, comparable, waterfall
 from simrl.errors import InputError, refuse
 from simrl.result.check import require
-from simrl.result.metrics import prices, summary, totals, window
+from simrl.result.metrics import evaluations, prices, summary, totals, window
 from simrl.result.result import Result
 
 
@@ -76,6 +76,7 @@ class Explanation:
     findings: tuple[Finding, ...]
     not_modelled: tuple[str, ...]
     pools: tuple[PoolShare, ...] = ()
+    evaluations: Mapping[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation for `json.dumps`, with the parts that the run has."""
@@ -96,6 +97,7 @@ class Explanation:
             **({"agents": dict(self.agents)} if self.agents else {}),
             **({"admission": self.admission} if self.admission else {}),
             **({"planner": self.planner} if self.planner else {}),
+            **(self.evaluations or {}),
             "parts": [
                 {
                     "part": key,
@@ -187,6 +189,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         held_up_s=held_up_s,
         findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
         pools=tuple(_pools(result.metadata)),
+        evaluations=evaluations(result),
         not_modelled=()
         if "replay" in result.metadata
         else tuple(result.metadata.get("not_modelled") or ()),

@@ -157,9 +157,8 @@ def waterfall(result: Result, start_s: float = 0.0, end_s: float | None = None) 
             )
     _add_idle(gpu_s, result, timeline, a_s, b_s)
     _add_rollout(gpu_s, result, timeline, b_s - a_s)
-    alone = timeline.of_kind("evaluate")
-    share = (b_s - a_s)[alone] / (timeline.ended_s - timeline.started_s)[alone]
-    evaluated = float((timeline.tokens[alone] * share).sum())
+    tokens = timeline.tokens * (b_s - a_s) / (timeline.ended_s - timeline.started_s)
+    evaluated = float(tokens[timeline.of_kind("evaluate")].sum())
     _set_apart(gpu_s, _fates(result, start_s, end_s, evaluated))
     finished_s = result.steps.column("finished_s").to_numpy()
     trained = result.steps.column("samples").to_numpy()[
@@ -272,8 +271,11 @@ def _fates(result: Result, start_s: float, end_s: float, evaluated: float) -> di
     lost = float(within[dropped].sum())
     left = float(within[~dropped & ~trained & ~evaluation].sum())
     brought = float((tokens - within)[trained].sum())
-    counted = {"dropped": lost / total, "ahead": max(left - brought, 0.0) / total}
-    counted["evaluate"] = max(float(within[evaluation].sum()) - evaluated, 0.0) / total
+    counted = {
+        "dropped": lost / total,
+        "ahead": max(left - brought, 0.0) / total,
+        "evaluate": max(float(within[evaluation].sum()) - evaluated, 0.0) / total,
+    }
     return {**{key: share * (1 - twice) for key, share in counted.items()}, "duplicates": twice}
 
 

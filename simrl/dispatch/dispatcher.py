@@ -75,9 +75,7 @@ class Dispatcher:
     @property
     def free(self) -> int:
         """Number of samples that may start now; 0 while others wait."""
-        waiting = self._waiting
-        first = waiting.evaluations if waiting.evaluates_first else {}
-        if waiting.held or waiting.outside or first or len(waiting.queue):
+        if self._waiting.holds_training or len(self._waiting.queue):
             return 0
         return min(self._waiting.most - self.in_flight, self._places.number_free())
 
@@ -93,14 +91,11 @@ class Dispatcher:
             self._go_on(job)
         self._feed()
 
-    def hold(self, held: bool) -> None:
-        """Let no sample of training start while `held`: they wait outside."""
-        self._waiting.held = held
+    def hold(self, training: bool, prefers: bool) -> None:
+        """Let samples of training wait outside, or start again. `prefers`: of samples that wait
+        outside, those of evaluations start first."""
+        self._waiting.held, self._waiting.prefers = training, prefers
         self.limit(self._waiting.most)
-
-    def prefer(self, evaluation: bool) -> None:
-        """Let samples of evaluations that wait outside start before those of training, or after."""
-        self._waiting.evaluates_first = evaluation
 
     def submit_groups(
         self,

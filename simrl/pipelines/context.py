@@ -19,7 +19,7 @@ from simrl.runtime.worker import RECOMPUTE, LoadMode, OnUpdate, RolloutWorker
 if TYPE_CHECKING:  # so that systems can be listed without them
     from simrl.dispatch.dispatcher import Dispatcher
     from simrl.dispatch.elastic import ElasticPool
-    from simrl.dispatch.evaluation import Evaluator
+    from simrl.pipelines.evaluation import Evaluator
     from simrl.profile.rollout_times import RolloutTimes
     from simrl.runtime.recorder import Recorder
     from simrl.runtime.rollout import Rollout

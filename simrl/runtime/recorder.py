@@ -48,8 +48,6 @@ class Recorder:
         ]
         self.steps: list[Step] = []
         self.facts: dict[str, Any] = {}  # of the pipeline
-        # evaluations that are over: version, submitted_s, over_s
-        self.evaluated: list[tuple[int, float, float]] = []
         self._rollouts: dict[int, Rollout] = {}
         self._finished: set[int] = set()  # their rows stay as they are
         self._generated: dict[int, int] = {}  # tokens of all its requests
@@ -273,10 +271,8 @@ class Recorder:
 
     def _status(self, rollout: Rollout) -> str:
         uid = rollout.sample.uid
-        if rollout.sample.is_evaluation:
-            return "evaluation"
-        if uid in self._trained:
-            return "trained"
+        if uid in self._trained or rollout.sample.is_evaluation:
+            return "trained" if uid in self._trained else "evaluation"
         return "dropped" if uid in self._dropped else "buffered" if rollout.done else "in_flight"
 
 

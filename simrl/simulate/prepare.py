@@ -24,7 +24,6 @@ from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.worker import WorkerCosts
-from simrl.scenario.evaluation import When
 from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_drafter_fits
@@ -83,14 +82,14 @@ class Prepared(Deployment):
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
         followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
-        followed = followed or self.evaluation_trace  # requests of evaluations have events
-        return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
+        alone = not followed and self.evaluation_trace is None
+        return alone and self.limits.dp == 1 and system.dispatch.takes_groups
 
     @property
-    def evaluates(self) -> When | None:
-        """When evaluations run; None without them."""
+    def evaluates_beside(self) -> bool:
+        """True if training goes on while an evaluation runs."""
         config = self.scenario.evaluation
-        return config and (config.when or self.system.evaluates[0])
+        return ((config and config.when) or self.system.evaluates) == "beside_training"
 
     @property
     def is_elastic(self) -> bool:
@@ -384,47 +383,46 @@ def _deployment(scenario: Scenario, system: System, inputs: InputCache) -> Deplo
 
 def _evaluation_trace(scenario: Scenario, inputs: InputCache) -> Trace | None:
     """Return what evaluations generate, None without evaluations."""
-    config = scenario.evaluation
-    if config is not None and (config.trace or config.synthetic):
-        lengths = {"trace": config.trace, "synthetic": config.synthetic}
-        scenario = scenario.with_fields("workload", **lengths)
-    return None if config is None else inputs.trace(scenario)
+    if (config := scenario.evaluation) is None:
+        return None
+    return inputs.trace(
+        scenario.model_copy(update={"workload": config.lengths or scenario.workload})
+    )
 
 
 def _require_evaluable(prepared: Prepared) -> None:
     """Raise `InputError` where the evaluations of a scenario are not modelled."""
     scenario, system, trace = prepared.scenario, prepared.system, prepared.evaluation_trace
-    config, place = scenario.evaluation, f"evaluation: system {system.name}"
-    if config is None or trace is None:
+    if trace is None:
         return
-    seconds = "training.evaluate_every and evaluate_s stand for evaluations there"
-    longest = int((trace.column("prompt_tokens") + trace.observation_tokens()).max())
-    longest = int((trace.column("response_tokens").astype(int) + longest).max())
+    has_own, longest = trace is not prepared.trace, longest_allowed(trace)
+    place = f"evaluation: system {system.name}"
+    seconds = "leave the section out, and give training.evaluate_every and evaluate_s"
     refuse(
         (
             scenario.training.evaluate_every,
-            "evaluation executes evaluations, and training.evaluate_every counts seconds for them; leave one of them out",
+            "evaluation: training.evaluate_every is given, too, which counts seconds for evaluations; leave one of them out",
+        ),
+        (
+            system.evaluates is None,
+            f"{place} loads weights at each worker on its own, and an evaluation in between is not modelled; {seconds}",
         ),
         (
             system.tp_sizes or system.elastic or system.adapt_split_every,
-            f"{place} changes its workers, and evaluations meanwhile are not modelled; {seconds}",
+            f"{place} changes its workers, and an evaluation meanwhile is not modelled; {seconds}",
         ),
         (
-            prepared.evaluates not in system.evaluates,
-            f"{place} loads weights at each worker on its own, so there is no instant between steps; use when: beside_training",
+            prepared.evaluates_beside and prepared.colocated,
+            f"{place} trains on the GPUs that roll out, so nothing runs beside training; use when: between_steps",
         ),
         (
-            prepared.evaluates == "beside_training" and prepared.colocated,
-            f"{place} trains on the GPUs that roll out, so nothing runs beside training; use when: between_steps, or {seconds}",
+            has_own and (prepared.drafts or prepared.tail),
+            f"{place} drafts from the text of the workload; leave out evaluation.lengths, so that its prompts are taken",
         ),
         (
-            trace is not prepared.trace and (prepared.drafts or prepared.tail),
-            f"{place} drafts from the workload's text; leave out evaluation.trace and synthetic: the workload's prompts are taken",
-        ),
-        (
-            blocks_to_start(longest, prepared.limits) > prepared.limits.kv_blocks,
-            f"evaluation: {trace.metadata.name} has a sample of {longest:,} tokens, and the KV cache of a worker holds "
-            f"{prepared.limits.kv_tokens:,}; use a larger tp, or a lower cap",
+            has_own and blocks_to_start(longest, prepared.limits) > prepared.limits.kv_blocks,
+            f"evaluation.lengths: {trace.metadata.name} allows sequences of {longest:,} tokens, and the KV cache of a worker "
+            f"holds {prepared.limits.kv_tokens:,}; use a larger tp, or a lower cap",
         ),
     )
 

@@ -17,12 +17,12 @@ from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.elastic import ElasticPool, adapt
-from simrl.dispatch.evaluation import Evaluator, rows_of
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError, StoppedError
 from simrl.pipelines.context import Layout, RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
+from simrl.pipelines.evaluation import Evaluator
 from simrl.profile.profile import TableProfile, Tables
 from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import REST_LANE, Lane, Result
@@ -147,8 +147,9 @@ class Schedule:
             dynamic_sampling=system.dynamic_sampling,
             accepts=rewards_differ if system.filter_groups is True else lambda group: True,
         )
-        if prepared.evaluation_trace is not None:
-            context = replace(context, evaluator=self._evaluator(prepared))
+        if scenario.evaluation is not None and prepared.evaluation_trace is not None:
+            rule = scenario.evaluation, prepared.evaluation_trace, prepared.evaluates_beside
+            context = replace(context, evaluator=Evaluator(context, *rule))
         if prepared.layouts:
             context = replace(context, layouts=self._layouts(context, prepared))
         if prepared.is_elastic:
@@ -160,15 +161,6 @@ class Schedule:
             env.process(adapt(env, pool, system.adapt_split_every))
         self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
         env.process(system.pipeline(context))
-
-    def _evaluator(self, prepared: Prepared) -> Evaluator:
-        config, trace = prepared.scenario.evaluation, prepared.evaluation_trace
-        assert config is not None and trace is not None
-        rows = rows_of(trace, config.prompts, config.samples)
-        actors = self.workload.responses, self.dispatcher, self.trainer, self.recorder
-        beside = prepared.evaluates == "beside_training"
-        each = "between_steps" not in prepared.system.evaluates
-        return Evaluator(self.env, config, beside, each, rows, *actors)
 
     def _fleet(
         self, size: Prepared, workers: Sequence[Worker], history: LengthHistory | None
@@ -264,11 +256,6 @@ class Schedule:
             "full_batch": _full_batch(prepared.profile, prepared.limits, *contexts),
             "faults": self._faults,
         }
-        if self.recorder.evaluated:
-            metadata["evaluations"] = [
-                {"policy_version": version, "submitted_s": began_s, "over_s": over_s}
-                for version, began_s, over_s in self.recorder.evaluated
-            ]
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
         metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}

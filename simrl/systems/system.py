@@ -19,7 +19,6 @@ from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.errors import InputError
 from simrl.pipelines.context import DynamicSampling, Pipeline
 from simrl.runtime.worker import RECOMPUTE, OnUpdate
-from simrl.scenario.evaluation import When
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.methods import Speculation, make_speculation
 from simrl.validation import with_parameters
@@ -58,7 +57,8 @@ class System:
     critic is trained, too (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and
     training, the trainer's between "updates" or any between "minibatches". `tp_sizes`:
     tensor-parallel sizes that rollout may have in place of the cluster's. `evaluates`: when
-    evaluations may run, its own way first.
+    evaluations run, unless the scenario says otherwise (None: workers load one by one, and there
+    is no instant for it).
     """
 
     name: str = ""
@@ -84,7 +84,7 @@ class System:
     adapt_split_every: int = 0
     elastic: Literal["updates", "minibatches", "updates and minibatches"] | None = None
     tp_sizes: tuple[int, ...] = ()
-    evaluates: tuple[When, ...] = ("between_steps", "beside_training")
+    evaluates: Literal["between_steps", "beside_training"] | None = "between_steps"
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property

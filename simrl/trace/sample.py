@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-
 EVALUATION = 10**9  # samples of evaluations have uids, prompts and epochs from here on
 
 

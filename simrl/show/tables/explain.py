@@ -61,6 +61,7 @@ def print_explanation(e: Explanation, console: Console) -> None:
         "Occupancy": filled and f"{filled}, {left_out}",
         "Admission": e.admission,
         "Planner": e.planner,
+        "Evaluations": _evaluations(e.evaluations) if e.evaluations else "",
         "Pools": _pools(e.pools) if e.pools else "",
         "Weight sync": e.weight_sync,
         "Prefix cache": _prefix_cache(e.prefix_cache) if e.prefix_cache else "",
@@ -129,6 +130,13 @@ def _pools(pools: Sequence[PoolShare]) -> str:
         for pool in pools
     ]
     return f"{'; '.join(words)}. The table adds GPU-hours of both"
+
+
+def _evaluations(facts: Mapping[str, float]) -> str:
+    """Return the number of evaluations, their tokens and seconds."""
+    number_of, tokens = f"{facts['evaluations']:,}", f"{facts['evaluation_tokens']:,} tokens"
+    shares = f"{facts['evaluation_share']:.0%} of all generated, {facts['evaluation_mixed_share']:.0%} of them with other weights"
+    return f"{number_of}, {tokens} ({shares}), {number(facts['evaluation_s'])} s each on average"
 
 
 def _prefix_cache(c: PrefixCache) -> str:

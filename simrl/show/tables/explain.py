@@ -132,11 +132,13 @@ def _pools(pools: Sequence[PoolShare]) -> str:
     return f"{'; '.join(words)}. The table adds GPU-hours of both"
 
 
-def _evaluations(facts: Mapping[str, float]) -> str:
+def _evaluations(e: Mapping[str, float]) -> str:
     """Return the number of evaluations, their tokens and seconds."""
-    number_of, tokens = f"{facts['evaluations']:,}", f"{facts['evaluation_tokens']:,} tokens"
-    shares = f"{facts['evaluation_share']:.0%} of all generated, {facts['evaluation_mixed_share']:.0%} of them with other weights"
-    return f"{number_of}, {tokens} ({shares}), {number(facts['evaluation_s'])} s each on average"
+    mixed = f"{e['evaluation_mixed_share']:.0%} of them by newer weights than the evaluation's"
+    tokens = (
+        f"{e['evaluation_tokens']:,} tokens ({e['evaluation_share']:.0%} of all generated; {mixed})"
+    )
+    return f"{e['evaluations']:,}, {number(e['evaluation_s'])} s each on average, {tokens}"
 
 
 def _prefix_cache(c: PrefixCache) -> str:

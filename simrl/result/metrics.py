@@ -221,8 +221,8 @@ def evaluations(result: Result) -> dict[str, float]:
     of_rows = segments.filter(pc.is_in(segments.column("uid"), rows.column("uid").combine_chunks()))
     names = ("uid", "policy_version", "tokens", "started_s", "ended_s")
     uid, version, made, started_s, ended_s = (of_rows.column(name).to_numpy() for name in names)
-    row = np.searchsorted(rows.column("uid").to_numpy(), uid)
-    evaluated = rows.column("trace_step").to_numpy()[row]
+    of_row = np.searchsorted(rows.column("uid").to_numpy(), uid)
+    evaluated = rows.column("trace_step").to_numpy()[of_row]
     each = [evaluated == number for number in np.unique(evaluated)]
     return {
         "evaluations": len(each),

@@ -397,19 +397,15 @@ def _require_evaluable(prepared: Prepared) -> None:
         return
     has_own, longest = trace is not prepared.trace, longest_allowed(trace)
     place = f"evaluation: system {system.name}"
-    seconds = "leave the section out, and give training.evaluate_every and evaluate_s"
     refuse(
         (
             scenario.training.evaluate_every,
             "evaluation: training.evaluate_every is given, too, which counts seconds for evaluations; leave one of them out",
         ),
         (
-            system.evaluates is None,
-            f"{place} loads weights at each worker on its own, and an evaluation in between is not modelled; {seconds}",
-        ),
-        (
-            system.tp_sizes or system.elastic or system.adapt_split_every,
-            f"{place} changes its workers, and an evaluation meanwhile is not modelled; {seconds}",
+            system.evaluates is None or system.tp_sizes or prepared.is_elastic,
+            f"{place} loads weights worker by worker, or changes its workers, and evaluations meanwhile are not modelled; "
+            "leave the section out, and give training.evaluate_every and evaluate_s",
         ),
         (
             prepared.evaluates_beside and prepared.colocated,

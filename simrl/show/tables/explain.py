@@ -133,12 +133,11 @@ def _pools(pools: Sequence[PoolShare]) -> str:
 
 
 def _evaluations(e: Mapping[str, float]) -> str:
-    """Return the number of evaluations, their tokens and seconds."""
-    mixed = f"{e['evaluation_mixed_share']:.0%} of them by newer weights than the evaluation's"
-    tokens = (
-        f"{e['evaluation_tokens']:,} tokens ({e['evaluation_share']:.0%} of all generated; {mixed})"
+    """Return the number of evaluations, their seconds and tokens."""
+    return (
+        f"{e['evaluations']:,}, {number(e['evaluation_s'])} s each on average; {e['evaluation_tokens']:,} tokens, "
+        f"{e['evaluation_share']:.0%} of all generated, {e['evaluation_mixed_share']:.0%} of them by newer weights"
     )
-    return f"{e['evaluations']:,}, {number(e['evaluation_s'])} s each on average, {tokens}"
 
 
 def _prefix_cache(c: PrefixCache) -> str:

@@ -19,7 +19,6 @@ from simrl.runtime.worker import RECOMPUTE, LoadMode, OnUpdate, RolloutWorker
 if TYPE_CHECKING:  # so that systems can be listed without them
     from simrl.dispatch.dispatcher import Dispatcher
     from simrl.dispatch.elastic import ElasticPool
-    from simrl.pipelines.evaluation import Evaluator
     from simrl.profile.rollout_times import RolloutTimes
     from simrl.runtime.recorder import Recorder
     from simrl.runtime.rollout import Rollout
@@ -47,7 +46,7 @@ class RunContext:
     group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. A sequence has at
     most `context_tokens`. `layouts`: the run with workers of each tensor-parallel size that a
     planner may choose; none otherwise. `pool`: GPUs that change sides; None where none does.
-    `evaluator`: evaluates what the workers load; None where nothing does.
+    `around` makes a load of weights, and what has to come before or after it, such as an evaluation.
     """
 
     env: simpy.Environment
@@ -67,7 +66,7 @@ class RunContext:
     context_tokens: int = 1
     layouts: tuple[Layout, ...] = ()
     pool: ElasticPool | None = None
-    evaluator: Evaluator | None = None
+    around: Callable[[Callable[[], simpy.Event]], simpy.Event] = lambda load: load()
 
     def load_weights(self, running: LoadMode | None = None) -> simpy.Event:
         """Load the newest weights at every worker, by the system's `on_update`, or with another
@@ -81,7 +80,7 @@ class RunContext:
                 self.env, [worker.load_weights(version, mode, retry_s) for worker in self.workers]
             )
 
-        return load() if self.evaluator is None else self.evaluator.around(load)
+        return self.around(load)
 
 
 @dataclass(frozen=True)

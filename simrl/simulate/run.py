@@ -22,7 +22,6 @@ from simrl.engine.state import Limits
 from simrl.errors import InputError, StoppedError
 from simrl.pipelines.context import Layout, RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
-from simrl.pipelines.evaluation import Evaluator
 from simrl.profile.profile import TableProfile, Tables
 from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import REST_LANE, Lane, Result
@@ -38,6 +37,7 @@ from simrl.runtime.spot_trainer import spot_trainer
 from simrl.runtime.trainer import Rewarder, Trainer
 from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
+from simrl.simulate.evaluation import Evaluator
 from simrl.simulate.length_ranker import RankedLengths
 from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
@@ -149,7 +149,7 @@ class Schedule:
         )
         if scenario.evaluation is not None and prepared.evaluation_trace is not None:
             rule = scenario.evaluation, prepared.evaluation_trace, prepared.evaluates_beside
-            context = replace(context, evaluator=Evaluator(context, *rule))
+            context = replace(context, around=Evaluator(context, *rule).around)
         if prepared.layouts:
             context = replace(context, layouts=self._layouts(context, prepared))
         if prepared.is_elastic:

@@ -153,8 +153,8 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "engines here schedule no pass ahead (engine.async_scheduling); set it to false",
         ),
         (
-            prepared.costs.evaluate_every > 0,
-            "evaluations (training.evaluate_every) are not replayed; set it to 0",
+            prepared.costs.evaluate_every > 0 or prepared.scenario.evaluation is not None,
+            "evaluations (evaluation, training.evaluate_every) are not replayed; leave them out",
         ),
         (
             config.forced_acceptance

@@ -83,6 +83,14 @@ def a_scenario(seed: int, number: int) -> dict[str, Any]:
         ],
         "system": {"name": name, **_parameters(rng, name)},
     }
+    if not scenario["training"]["evaluate_every"] and rng.random() < 0.4:
+        scenario["evaluation"] = {
+            "every": rng.choice((1, 2)),
+            "at_start": rng.random() < 0.5,
+            "prompts": rng.choice((1, 3, 8)),
+            "samples": rng.choice((1, 2)),
+            "prefer": rng.choice(("eval", "train")),
+        }
     return scenario
 
 

@@ -157,8 +157,8 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "judges are not replayed; use judge=null, and training.reward_s for its seconds",
         ),
         (
-            prepared.costs.evaluate_every > 0,
-            "evaluations (training.evaluate_every) are not replayed; set it to 0",
+            prepared.costs.evaluate_every > 0 or prepared.scenario.evaluation is not None,
+            "evaluations (evaluation, training.evaluate_every) are not replayed; leave them out",
         ),
         (
             config.forced_acceptance

@@ -18,7 +18,7 @@ from simrl.analysis.diagnosis import Evidence, Finding, diagnose
 from simrl.analysis.gpu_hours import PARTS, Waterfall, comparable, waterfall
 from simrl.errors import InputError, refuse
 from simrl.result.check import require
-from simrl.result.metrics import prices, summary, totals, window
+from simrl.result.metrics import evaluations, prices, summary, totals, window
 from simrl.result.result import Result
 
 
@@ -77,6 +77,7 @@ class Explanation:
     not_modelled: tuple[str, ...]
     pools: tuple[PoolShare, ...] = ()
     judge: str | None = None
+    evaluations: Mapping[str, float] | None = None
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation for `json.dumps`, with the parts that the run has."""
@@ -98,6 +99,7 @@ class Explanation:
             **({"admission": self.admission} if self.admission else {}),
             **({"planner": self.planner} if self.planner else {}),
             **({"judge": self.judge} if self.judge else {}),
+            **(self.evaluations or {}),
             "parts": [
                 {
                     "part": key,
@@ -190,6 +192,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
         pools=tuple(_pools(result.metadata)),
         judge=_judge(result.metadata) if "judge" in result.metadata else None,
+        evaluations=evaluations(result),
         not_modelled=()
         if "replay" in result.metadata
         else tuple(result.metadata.get("not_modelled") or ()),

@@ -159,7 +159,9 @@ def waterfall(result: Result, start_s: float = 0.0, end_s: float | None = None) 
             )
     _add_idle(gpu_s, result, timeline, a_s, b_s)
     _add_rollout(gpu_s, result, timeline, b_s - a_s)
-    _set_apart(gpu_s, _fates(result, start_s, end_s))
+    tokens = timeline.tokens * (b_s - a_s) / (timeline.ended_s - timeline.started_s)
+    evaluated = float(tokens[timeline.of_kind("evaluate")].sum())
+    _set_apart(gpu_s, _fates(result, start_s, end_s, evaluated))
     finished_s = result.steps.column("finished_s").to_numpy()
     trained = result.steps.column("samples").to_numpy()[
         (finished_s > start_s) & (finished_s <= end_s)
@@ -177,6 +179,8 @@ def _add_idle(
     idle, rolls, works = (
         timeline.of_kind(*kinds) for kinds in (("idle",), ("rollout",), ("rollout", *TRAINS))
     )
+    evaluates = timeline.of_kind("evaluate") & (timeline.tokens > 0)
+    rolls, works = rolls | evaluates, works | evaluates
     rolling, working = (
         busy_clock(timeline.started_s[where], timeline.ended_s[where]) for where in (rolls, works)
     )
@@ -243,10 +247,10 @@ def _column(result: Result, name: str) -> Floats:
     return np.asarray(pc.fill_null(result.spans.column(name), np.nan).to_numpy(), np.float64)
 
 
-def _fates(result: Result, start_s: float, end_s: float) -> dict[str, float]:
-    """Return shares of the tokens generated in a window: dropped by a rule, duplicates, and ahead:
-    for updates after the window, less the tokens that the updates of the window took from before
-    it."""
+def _fates(result: Result, start_s: float, end_s: float, evaluated: float) -> dict[str, float]:
+    """Return shares of the tokens generated in a window, without `evaluated` tokens of spans that
+    only evaluate: dropped by a rule, of evaluations, duplicates, and ahead: for updates after the
+    window, less the tokens that the updates of the window took from before it."""
     samples, segments = result.samples, result.segments
     generated, duplicate = totals(samples, "generated_tokens", "duplicate_tokens")
     twice = duplicate / max(generated + duplicate, 1.0)
@@ -266,13 +270,18 @@ def _fates(result: Result, start_s: float, end_s: float) -> dict[str, float]:
     )  # place -1: trained in no update
     trained_s = finished_s[steps]
     trained = (trained_s > start_s) & (trained_s <= end_s)
-    total = float(within.sum())
+    evaluation = pc.equal(samples.column("status"), "evaluation").to_numpy()[row]
+    total = float(within.sum()) - evaluated
     if total <= 0:
         return {"duplicates": twice}
     lost = float(within[dropped].sum())
-    left = float(within[~dropped & ~trained].sum())
+    left = float(within[~dropped & ~trained & ~evaluation].sum())
     brought = float((tokens - within)[trained].sum())
-    counted = {"dropped": lost / total, "ahead": max(left - brought, 0.0) / total}
+    counted = {
+        "dropped": lost / total,
+        "ahead": max(left - brought, 0.0) / total,
+        "evaluate": max(float(within[evaluation].sum()) - evaluated, 0.0) / total,
+    }
     return {**{key: share * (1 - twice) for key, share in counted.items()}, "duplicates": twice}
 
 

@@ -75,7 +75,7 @@ class Dispatcher:
     @property
     def free(self) -> int:
         """Number of samples that may start now; 0 while others wait."""
-        if self._waiting.outside or len(self._waiting.queue):
+        if self._waiting.holds_training or len(self._waiting.queue):
             return 0
         return min(self._waiting.most - self.in_flight, self._places.number_free())
 
@@ -90,6 +90,12 @@ class Dispatcher:
         while (job := self._waiting.let_in()) is not None:
             self._go_on(job)
         self._feed()
+
+    def hold(self, training: bool, prefers: bool) -> None:
+        """Let samples of training wait outside, or start again. `prefers`: of samples that wait
+        outside, those of evaluations start first."""
+        self._waiting.held, self._waiting.prefers = training, prefers
+        self.limit(self._waiting.most)
 
     def submit_groups(
         self,

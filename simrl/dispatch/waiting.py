@@ -101,6 +101,8 @@ class Waiting:
         self.for_worker: list[dict[int, Job]] = [{} for _ in range(workers)]
         self.for_weights: dict[int, Job] = {}
         self.outside: dict[int, Job] = {}  # in the order of their submission
+        self.evaluations: dict[int, Job] = {}  # as outside; `prefers`: they start first
+        self.prefers, self.held = True, False  # held: no job of training starts
         self.most = _NO_LIMIT if most is None else most
         self.in_flight: set[int] = set()
         self._queued: dict[int, Job] = {}
@@ -134,11 +136,17 @@ class Waiting:
 
     def admits(self, job: Job) -> bool:
         """Let a job start, or wait outside. Return whether it starts."""
-        if len(self.in_flight) >= self.most:
-            self.shelve(job, self.outside)
+        evaluates = job.sample.is_evaluation
+        if len(self.in_flight) >= self.most or (self.held and not evaluates):
+            self.shelve(job, self.evaluations if evaluates else self.outside)
             return False
         self.in_flight.add(job.sample.uid)
         return True
+
+    @property
+    def holds_training(self) -> bool:
+        """True if a sample of training would wait outside before others start."""
+        return bool(self.outside or self.held or (self.prefers and self.evaluations))
 
     def came_back(self, uid: int) -> Job | None:
         """Forget a job in flight, if that one was. Return one that may start now."""
@@ -147,9 +155,11 @@ class Waiting:
 
     def let_in(self) -> Job | None:
         """Return a job that waits outside and may start now."""
-        if not self.outside or len(self.in_flight) >= self.most:
+        training = {} if self.held else self.outside
+        shelves = [self.evaluations, training][:: 1 if self.prefers else -1]
+        if not any(shelves) or len(self.in_flight) >= self.most:
             return None
-        job = next(iter(self.outside.values()))
+        job = next(iter((shelves[0] or shelves[1]).values()))
         self.take_out(job)
         self.in_flight.add(job.sample.uid)
         return job

@@ -42,7 +42,8 @@ class Table(BaseModel, frozen=True, extra="forbid"):
     expressions. `config` has the options that name a configuration file, and the key below which it stands; `known_by` keys
     that only this framework's files have. `values` are all that a key may have; for another, which is not understood, the
     default is taken. `beside` are parameters that the systems beside the launch's own take from it; `given`
-    has keys that a field of the command line sets. A reason of `no_rl` with a semicolon has its own remedy."""
+    has keys that a field of the command line sets. A reason of `no_effect` may be an
+    f-string with keys. A reason of `no_rl` with a semicolon has its own remedy."""
 
     name: str
     title: str

@@ -270,7 +270,8 @@ def _keys(launch: Launch, reader: _Reader, lost: set[str]) -> Iterator[Key]:
         elif key in reader.lacks:
             becomes = reader.lacks[key]
         elif why or (key in table.defaults and value == taken):
-            kind, becomes = NO_EFFECT, why or "the framework's default"
+            words = evaluated(why, reader, why) if why.startswith("f'") else why
+            kind, becomes = NO_EFFECT, words or "the framework's default"
         elif FAILED in of_key.values():
             becomes = "no value that simrl can compute with"
         elif value in (None, {}) or (key in known and not lost & of_key.keys()):

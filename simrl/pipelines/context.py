@@ -46,6 +46,7 @@ class RunContext:
     group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. A sequence has at
     most `context_tokens`. `layouts`: the run with workers of each tensor-parallel size that a
     planner may choose; none otherwise. `pool`: GPUs that change sides; None where none does.
+    `around` makes a load of weights, and what has to come before or after it, such as an evaluation.
     """
 
     env: simpy.Environment
@@ -65,15 +66,21 @@ class RunContext:
     context_tokens: int = 1
     layouts: tuple[Layout, ...] = ()
     pool: ElasticPool | None = None
+    around: Callable[[Callable[[], simpy.Event]], simpy.Event] = lambda load: load()
 
     def load_weights(self, running: LoadMode | None = None) -> simpy.Event:
         """Load the newest weights at every worker, by the system's `on_update`, or with another
-        mode for what is `running`. Fires when all have them."""
-        version, mode = self.trainer.version, running or self.on_update.running
-        retry_s = self.on_update.retry_s
-        return gather(
-            self.env, [worker.load_weights(version, mode, retry_s) for worker in self.workers]
-        )
+        mode for what is `running`. Fires when all have them, and an evaluation of them that
+        stops training is over."""
+        mode, retry_s = running or self.on_update.running, self.on_update.retry_s
+
+        def load() -> simpy.Event:
+            version = self.trainer.version
+            return gather(
+                self.env, [worker.load_weights(version, mode, retry_s) for worker in self.workers]
+            )
+
+        return self.around(load)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LARGEST = 1e12  # of any number: sums of such numbers stay exact
-STATUSES = ("trained", "dropped", "buffered", "in_flight")
+STATUSES = ("trained", "dropped", "buffered", "in_flight", "evaluation")
 SAME_S = 1e-9  # relative: instants that differ only by rounding
 
 

@@ -152,6 +152,8 @@ def summary(
     judge_tokens              tokens that the judge wrote, from the start on; no column without a judge
     accept_length             tokens that a pass with a draft yields a response, the bonus token or correction included; None
                               without drafts
+
+    Shares of tokens do not count evaluations, which have rows of their own (`evaluations`).
     """
     start_s, end_s = window(result, warmup_steps)
     seconds = end_s - start_s
@@ -159,10 +161,11 @@ def summary(
     samples, prompt, response, carried = totals(
         steps, "samples", "prompt_tokens", "response_tokens", "carried_tokens"
     )
+    of_training = result.samples.filter(pc.not_equal(result.samples.column("status"), "evaluation"))
     generated, duplicates, drafted, accepted = totals(
-        result.samples, "generated_tokens", "duplicate_tokens", "drafted_tokens", "accepted_tokens"
+        of_training, "generated_tokens", "duplicate_tokens", "drafted_tokens", "accepted_tokens"
     )
-    verifications, verified = totals(result.samples, "verifications", "verified_tokens")
+    verifications, verified = totals(of_training, "verifications", "verified_tokens")
     dropped = result.samples.filter(pc.equal(result.samples.column("status"), "dropped"))
     gpu_s = gpu_seconds(result, start_s, end_s)
     gpus = int(result.metadata["gpus"])
@@ -223,6 +226,36 @@ def summary(
         ),
         "prefix_caching": result.metadata.get("prefix_caching"),
         "accept_length": verified / verifications if verifications else None,
+        **evaluations(result),
+    }
+
+
+def evaluations(result: Result) -> dict[str, float]:
+    """Return what evaluations took, from the start on; nothing without evaluations.
+
+    evaluations               number of evaluations that began
+    evaluation_tokens         tokens that they generated, which are neither trained nor dropped
+    evaluation_share          share of all generated tokens
+    evaluation_mixed_share    share of their tokens that another version generated than theirs
+    evaluation_s              seconds of an evaluation, first request to last token, on average
+    """
+    samples, segments = result.samples, result.segments
+    rows = samples.filter(pc.equal(samples.column("status"), "evaluation"))
+    tokens = next(totals(rows, "generated_tokens"))
+    if not tokens:
+        return {}
+    of_rows = segments.filter(pc.is_in(segments.column("uid"), rows.column("uid").combine_chunks()))
+    names = ("uid", "policy_version", "tokens", "started_s", "ended_s")
+    uid, version, made, started_s, ended_s = (of_rows.column(name).to_numpy() for name in names)
+    of_row = np.searchsorted(rows.column("uid").to_numpy(), uid)
+    evaluated = rows.column("trace_step").to_numpy()[of_row]
+    each = [evaluated == number for number in np.unique(evaluated)]
+    return {
+        "evaluations": len(each),
+        "evaluation_tokens": tokens,
+        "evaluation_share": tokens / next(totals(samples, "generated_tokens")),
+        "evaluation_mixed_share": float(made[version != evaluated].sum() / tokens),
+        "evaluation_s": float(np.mean([ended_s[of].max() - started_s[of].min() for of in each])),
     }
 
 

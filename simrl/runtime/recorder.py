@@ -160,7 +160,8 @@ class Recorder:
         passes_s = (
             span.ended_s
             for span in self.spans
-            if span.kind in ("rollout", "judge") and span.started_s < updated_s
+            if (span.kind in ("rollout", "judge") or span.work is not None)
+            and span.started_s < updated_s
         )
         end_s = max(updated_s, max(passes_s, default=0.0))
         rows = self._rows(self.rollouts())
@@ -275,8 +276,8 @@ class Recorder:
 
     def _status(self, rollout: Rollout) -> str:
         uid = rollout.sample.uid
-        if uid in self._trained:
-            return "trained"
+        if uid in self._trained or rollout.sample.is_evaluation:
+            return "trained" if uid in self._trained else "evaluation"
         return "dropped" if uid in self._dropped else "buffered" if rollout.done else "in_flight"
 
 

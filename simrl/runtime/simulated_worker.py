@@ -134,6 +134,7 @@ class SimulatedWorker:
         self._spot = self._drafting.spot if self._drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
+        self._busy_kind = "rollout"
         self._lost_since_s: float | None = None
         self._is_lent = False  # its absence is no loss
 
@@ -319,7 +320,7 @@ class SimulatedWorker:
         """Follow a request that the engine queues now."""
         request.started_s = now_s = self.engine.now_s
         self._decoding.add(slot)
-        self.open_rollout_span(now_s)
+        self.open_rollout_span(now_s, "evaluate" if request.sample.is_evaluation else "rollout")
         if request.watches or request.response.turns:
             self._set_stop(request)
 
@@ -604,10 +605,13 @@ class SimulatedWorker:
         if not self._requests:
             self._notify(lambda spot, at_s: spot.idle(self.index, at_s), now_s)
 
-    def open_rollout_span(self, now_s: float) -> None:
-        """Begin a span of generation, if there is none."""
+    def open_rollout_span(self, now_s: float, kind: str = "rollout") -> None:
+        """Begin a span of generation, if there is none: of kind "evaluate" until a request of
+        training enters."""
+        if self._busy_kind == "evaluate" != kind:
+            self.close_rollout_span(now_s)
         if self._busy_since_s is None:
-            self._busy_since_s = now_s
+            self._busy_since_s, self._busy_kind = now_s, kind
             self._tokens_before = self.engine.generated_total
             self._spent_before = self.engine.spent
 
@@ -616,5 +620,5 @@ class SimulatedWorker:
         if self._busy_since_s is not None:
             tokens = self.engine.generated_total - self._tokens_before
             work = Work(*(self.engine.spent - self._spent_before).tolist())
-            self._span("rollout", self._busy_since_s, now_s, tokens, work)
+            self._span(self._busy_kind, self._busy_since_s, now_s, tokens, work)
             self._busy_since_s = None

@@ -50,7 +50,7 @@ NAMES = [
     ),
 ]
 _PRESETS = ("engine.preset", "framework")
-_FILES = ("workload.trace", "profile.path", "speculation.draft_profile")
+_FILES = ("workload.trace", "evaluation.lengths.trace", "profile.path", "speculation.draft_profile")
 _GPUS = ("cluster.gpu", "cluster.train.gpu")  # names, or files of data sheets
 _PATHS = (*_FILES, *_PRESETS, *_GPUS)
 _SHIPPED = ("profile.path", SHIPPED)  # a name that is no path

@@ -262,6 +262,31 @@ class WorkloadConfig(_Section):
         return self
 
 
+class EvaluationConfig(_Section):
+    """Evaluations of the policy as requests at the rollout workers. Their tokens are neither trained
+    nor dropped."""
+
+    every: PositiveInt
+    """updates between evaluations: versions `every`, 2 × `every` … are evaluated; in place of a
+    version that no worker loads, the next one that is loaded"""
+    at_start: bool = False
+    """an evaluation of the first weights, before the first rollout"""
+    prompts: PositiveInt | None = None
+    """prompts of an evaluation, the first ones of `lengths`; all of its first step if not given"""
+    samples: PositiveInt | None = None
+    """responses a prompt; as many as in `lengths` if not given"""
+    lengths: WorkloadConfig | None = None
+    """lengths of the evaluation set: {trace: file} or {synthetic: model}; the workload's if not
+    given"""
+    when: Literal["between_steps", "beside_training"] | None = None
+    """between_steps: when all workers have loaded the version, nothing for training starts until the
+    evaluation is over, and newer weights wait; beside_training: evaluation and training share the
+    workers and the limit of responses in flight, and newer weights do not wait. If not given:
+    beside_training for prime_rl, between_steps for all others"""
+    prefer: Literal["eval", "train"] = "eval"
+    """of the responses that wait for the limit of responses in flight, those that start first"""
+
+
 class RooflineConfig(_Section):
     """Efficiencies of `simrl.profile.profilers.roofline.roofline_profile`; keys that are left out
     have its defaults."""
@@ -385,6 +410,7 @@ class Scenario(_Section):
     agents: AgentsConfig = AgentsConfig()
     speculation: SpeculationInputs = SpeculationInputs()
     """acceptance of drafts where the trace has no token ids"""
+    evaluation: EvaluationConfig | None = None
     faults: tuple[Fault, ...] = ()
     """workers that are slow, lost, or late with their weights"""
     judge: JudgeConfig | None = None

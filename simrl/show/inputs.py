@@ -338,6 +338,13 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
             for phase in ("evaluate", "checkpoint")
             if training[f"{phase}_every"]
         ]
+        if evaluation := scenario.get("evaluation"):
+            rule = {key: value for key, value in evaluation.items() if value and key != "lengths"}
+            lengths = (evaluation["lengths"] or {}).get("trace") or "synthetic"
+            lines.append(
+                f"Evaluations: {', '.join(f'{key} {value}' for key, value in rule.items())}; lengths: "
+                f"{lengths if evaluation['lengths'] else 'of the workload'}"
+            )
         if scenario["faults"]:
             lines.append("Faults: as the scenario has them; result.json lists those that happened")
     if distinct := dict.fromkeys(filter(None, links)):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 import simrl
+from simrl.engine.requests import blocks_to_start
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
 from simrl.pipelines.full_batch import full_batch
@@ -68,6 +69,7 @@ class Prepared(Deployment):
     agents: AgentRules = PLAIN
     # the engines of a judge; its trace has the requests to it, its load the swap of a turn
     judge: Prepared | None = None
+    evaluation_trace: Trace | None = None  # what evaluations generate
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
 
     @property
@@ -83,11 +85,18 @@ class Prepared(Deployment):
     @property
     def only_ends_count(self) -> bool:
         """True if of a group only the end is an event: no draft, turn of an environment, fault,
-        rank in lock step or rule of dispatch follows single responses."""
+        evaluation, rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns or self.scenario.judge
         followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
-        return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
+        alone = not followed and self.evaluation_trace is None
+        return alone and self.limits.dp == 1 and system.dispatch.takes_groups
+
+    @property
+    def evaluates_beside(self) -> bool:
+        """True if training goes on while an evaluation runs."""
+        config = self.scenario.evaluation
+        return ((config and config.when) or self.system.evaluates) == "beside_training"
 
     @property
     def is_elastic(self) -> bool:
@@ -326,7 +335,9 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
         drafts=drafts,
         tail=tail,
         agents=agents,
+        evaluation_trace=_evaluation_trace(scenario, inputs),
     )
+    _require_evaluable(prepared)
     need = prepared.training_need(train_gpus)
     pause_s = system.on_update.pause_s + (need.costs.publish_s if system.pauses else 0.0)
     prepared = replace(prepared, costs=costs._replace(pause_s=pause_s))
@@ -511,11 +522,55 @@ def _deployment(
     model, gpu, engine = model_shape(scenario.model), scenario.cluster.rollout_kind, scenario.engine
     trace = requests or inputs.trace(scenario)
     drafts = system.speculation is not None or system.best_of_n is not None
-    tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, longest_allowed(trace))
+    evaluated = _evaluation_trace(scenario, inputs) or trace
+    longest = max(longest_allowed(trace), longest_allowed(evaluated))
+    tokens, limits = engine.max_num_batched_tokens, (engine.max_num_seqs, longest)
     profile = covering(
         inputs.profile(scenario, model, gpu), tokens, *limits, tokens if drafts else 0, model, gpu
     )
     return Deployment(model, gpu, scenario.cluster.tp, profile, trace)
+
+
+def _evaluation_trace(scenario: Scenario, inputs: InputCache) -> Trace | None:
+    """Return what evaluations generate, None without evaluations."""
+    if (config := scenario.evaluation) is None:
+        return None
+    return inputs.trace(
+        scenario.model_copy(update={"workload": config.lengths or scenario.workload})
+    )
+
+
+def _require_evaluable(prepared: Prepared) -> None:
+    """Raise `InputError` where the evaluations of a scenario are not modelled."""
+    scenario, system, trace = prepared.scenario, prepared.system, prepared.evaluation_trace
+    if trace is None:
+        return
+    has_own, longest = trace is not prepared.trace, longest_allowed(trace)
+    place = f"evaluation: system {system.name}"
+    refuse(
+        (
+            scenario.training.evaluate_every,
+            "evaluation: training.evaluate_every is given, too, which counts seconds for evaluations; leave one of them out",
+        ),
+        (
+            system.evaluates is None or system.tp_sizes or prepared.is_elastic,
+            f"{place} loads weights worker by worker, or changes its workers, and evaluations meanwhile are not modelled; "
+            "leave the section out, and give training.evaluate_every and evaluate_s",
+        ),
+        (
+            prepared.evaluates_beside and prepared.colocated,
+            f"{place} trains on the GPUs that roll out, so nothing runs beside training; use when: between_steps",
+        ),
+        (
+            has_own and (prepared.drafts or prepared.tail),
+            f"{place} drafts from the text of the workload; leave out evaluation.lengths, so that its prompts are taken",
+        ),
+        (
+            has_own and blocks_to_start(longest, prepared.limits) > prepared.limits.kv_blocks,
+            f"evaluation.lengths: {trace.metadata.name} allows sequences of {longest:,} tokens, and the KV cache of a worker "
+            f"holds {prepared.limits.kv_tokens:,}; use a larger tp, or a lower cap",
+        ),
+    )
 
 
 def _require_few_samples(steps: int, trace: Trace) -> None:

@@ -40,6 +40,7 @@ from simrl.runtime.spot_trainer import spot_trainer
 from simrl.runtime.trainer import Rewarder, Trainer
 from simrl.runtime.worker import Worker
 from simrl.scenario.model import JudgeConfig, Scenario
+from simrl.simulate.evaluation import Evaluator
 from simrl.simulate.length_ranker import RankedLengths
 from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
@@ -155,6 +156,9 @@ class Schedule:
             dynamic_sampling=system.dynamic_sampling,
             accepts=rewards_differ if system.filter_groups is True else lambda group: True,
         )
+        if scenario.evaluation is not None and prepared.evaluation_trace is not None:
+            rule = scenario.evaluation, prepared.evaluation_trace, prepared.evaluates_beside
+            context = replace(context, around=Evaluator(context, *rule).around)
         if prepared.layouts:
             context = replace(context, layouts=self._layouts(context, prepared))
         if prepared.is_elastic:

@@ -234,7 +234,8 @@ def whole_periods(scenario: Scenario) -> tuple[Scenario, list[str]]:
     checkpoints and evaluations, and lines on those that are too rare for that."""
     training = scenario.training
     window = scenario.steps - scenario.warmup_steps
-    period, left_out = 1, []
+    every = scenario.evaluation.every if scenario.evaluation is not None else 1
+    period, left_out = (every if every <= MOST_PERIOD else 1), []
     for what in ("checkpoint", "evaluate"):
         every, seconds = getattr(training, f"{what}_every"), getattr(training, f"{what}_s")
         if not every or not seconds:
@@ -302,7 +303,8 @@ def _unstated(scenario: Scenario, grows: bool) -> list[str]:
     training = scenario.training
     stated = {
         "no checkpoints (training.checkpoint_every, checkpoint_s)": training.checkpoint_every,
-        "no validation (training.evaluate_every, evaluate_s)": training.evaluate_every,
+        "no validation (training.evaluate_every, evaluate_s)": training.evaluate_every
+        or scenario.evaluation,
         "no growth of responses (--growth 1.5, if they are 1.5 times as long at the end)": grows,
     }
     return [what for what, is_stated in stated.items() if not is_stated]

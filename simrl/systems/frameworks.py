@@ -64,7 +64,9 @@ def prime_rl(
     group's start (`use_cache_salt`). The limit of responses in flight begins at `initial_inflight` (None: the tokens of the KV
     cache over the longest sequence), follows every 5 s what the engines report, and stays between `min_inflight` and
     `max_inflight`. In each 5 s the responses in flight grow by at most a tenth of the limit, or one group.
-    Not modelled: evaluations share permits with training; of a group cancelled under overload, finished responses train; the
+    Evaluations share this limit with training, and go first (`evaluation`).
+    Not modelled: an evaluation begins when a batch is shipped (here: when its version is loaded); of a group cancelled under
+    overload, finished responses train; the
     rest of a group that has begun waits while no group may start; a weight update is noticed within a second.
     """
     initial = min_inflight if initial_inflight is None else initial_inflight
@@ -96,6 +98,7 @@ def prime_rl(
         schedule="fully asynchronous, one batch shipped ahead",
         on_update=OnUpdate("keep", salted=use_cache_salt),
         paper="prime-rl; INTELLECT-3, arXiv 2512.16144",
+        evaluates="beside_training",
         off_policyness=max_off_policy_steps + 1,  # a group may begin before its version is loaded
     )
 

@@ -183,6 +183,7 @@ def rhymerl(
     )
     return System(
         pipeline=partial(histopipe_pipeline, rule=rule),
+        evaluates=None,
         schedule="one step off, each worker on its own" if weight_buffer else "one step off",
         dispatch=Dispatch(ranks, least_requests),
         host_buffer=weight_buffer,
@@ -379,6 +380,7 @@ def laminar(sub_batch: Count | None = None, repack: bool = True, ramp_down: Shar
             laminar_pipeline, sub_batch=sub_batch, ramp_down=ramp_down if repack else None
         ),
         schedule="fully asynchronous, each worker on its own",
+        evaluates=None,
         host_buffer=True,
         paper="Laminar, arXiv 2510.12633",
         off_policyness=None,

@@ -56,7 +56,9 @@ class System:
     `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a
     critic is trained, too (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and
     training, the trainer's between "updates" or any between "minibatches". `tp_sizes`:
-    tensor-parallel sizes that rollout may have in place of the cluster's.
+    tensor-parallel sizes that rollout may have in place of the cluster's. `evaluates`: when
+    evaluations run, unless the scenario says otherwise (None: workers load one by one, and there
+    is no instant for it).
     """
 
     name: str = ""
@@ -82,6 +84,7 @@ class System:
     adapt_split_every: int = 0
     elastic: Literal["updates", "minibatches", "updates and minibatches"] | None = None
     tp_sizes: tuple[int, ...] = ()
+    evaluates: Literal["between_steps", "beside_training"] | None = "between_steps"
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property

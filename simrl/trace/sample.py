@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+EVALUATION = 10**9  # samples of evaluations have uids, prompts and epochs from here on
+
 
 class Sample(NamedTuple):
     """One response to generate, as schedules see it: without its length and its reward.
@@ -19,6 +21,11 @@ class Sample(NamedTuple):
     prompt_id: int
     sample: int
     prompt_tokens: int
+
+    @property
+    def is_evaluation(self) -> bool:
+        """True if it measures the policy and is never trained."""
+        return self.uid >= EVALUATION
 
 
 class Turn(NamedTuple):

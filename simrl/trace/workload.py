@@ -25,10 +25,10 @@ class Workload:
     `ended` when all of them are drawn; further draws repeat them: buffered pipelines stop there,
     all others draw on."""
 
-    def __init__(self, trace: Trace, once: bool = False) -> None:
+    def __init__(self, trace: Trace, once: bool = False, first_uid: int = 0) -> None:
         self.responses: dict[int, Response] = {}
         self._trace = trace
-        self._numbered = 0
+        self._numbered = first_uid
         self._siblings: dict[int, list[Response]] = {}
         self._rest: deque[Group] = deque()
         self._next_slice = 0

@@ -18,7 +18,7 @@ from tests.command_line import ROOT, SCENARIO
 
 KEYS = (
     "a scenario has name, seed, steps, warmup_steps, framework, model, cluster, workload, profile, precision, engine, "
-    "training, agents, speculation, faults, judge, calibration, systems, vary"
+    "training, agents, speculation, evaluation, faults, judge, calibration, systems, vary"
 )
 
 

@@ -62,6 +62,7 @@ def print_explanation(e: Explanation, console: Console) -> None:
         "Occupancy": filled and f"{filled}, {left_out}",
         "Admission": e.admission,
         "Planner": e.planner,
+        "Evaluations": _evaluations(e.evaluations) if e.evaluations else "",
         "Pools": _pools(e.pools) if e.pools else "",
         "Weight sync": e.weight_sync,
         "Judge": e.judge,
@@ -131,6 +132,14 @@ def _pools(pools: Sequence[PoolShare]) -> str:
         for pool in pools
     ]
     return f"{'; '.join(words)}. The table adds GPU-hours of both"
+
+
+def _evaluations(e: Mapping[str, float]) -> str:
+    """Return the number of evaluations, their seconds and tokens."""
+    return (
+        f"{e['evaluations']:,}, {number(e['evaluation_s'])} s each on average; {e['evaluation_tokens']:,} tokens, "
+        f"{e['evaluation_share']:.0%} of all generated, {e['evaluation_mixed_share']:.0%} of them by newer weights"
+    )
 
 
 def _prefix_cache(c: PrefixCache) -> str:

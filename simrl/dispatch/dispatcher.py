@@ -16,9 +16,10 @@ import simpy
 from numpy.typing import NDArray
 
 from simrl.dispatch.groups import submit_and_follow, together
+from simrl.dispatch.programs import CHECK_S, Programs
 from simrl.dispatch.rules import Dispatch
 from simrl.dispatch.waiting import Copy, Fifo, Job, Places, Waiting
-from simrl.runtime.events import Signal, gather, on_fire, succeed_all
+from simrl.runtime.events import Background, Signal, gather, idle, on_fire, succeed_all
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout
@@ -39,6 +40,7 @@ class Dispatcher:
         kv_cache_tokens: int | None = None,
         max_concurrent: int | None = None,
         history: LengthHistory | None = None,
+        acting_weight: float = 1.0,
     ) -> None:
         self.history = LengthHistory() if history is None else history
         self._env = env
@@ -61,6 +63,12 @@ class Dispatcher:
         self._retired: set[int] = set()
         self._loss, self._freed = Signal(env), Signal(env)
         self._placed = 0
+        self.programs: Programs | None = None
+        if rule.programs:
+            self.programs = Programs(self._places.active, kv_cache_tokens or 0, acting_weight)
+            for worker in self._workers:
+                worker.on_turn = self._turn
+            env.process(self._check_programs(self.programs))
 
     @property
     def unfinished(self) -> NDArray[np.int64]:
@@ -322,6 +330,8 @@ class Dispatcher:
         for job in [copy.job for copy in self._copies[worker] if copy.job.copy is copy]:
             if job.fate == "run":
                 job.fate = "lost" if lost else "move"
+            if self.programs is not None:
+                self.programs.pause(job.sample.uid)
             if not lost:
                 self._workers[worker].abort(job.sample)
         if not lost:
@@ -369,7 +379,13 @@ class Dispatcher:
         """Place jobs that need the same version among the workers with free places. The rule does
         not know their number: a job placed at a worker that is full by then is placed again among
         the others."""
-        while jobs:
+        for job in jobs if self.programs is not None else ():
+            worker = self.programs.request(job.sample.uid, job.context_tokens, self._env.now)
+            if worker is None:
+                self._waiting.shelve(job, self._waiting.paused)
+            else:
+                self._start(job, worker)
+        while jobs and self.programs is None:
             able = self._places.free()
             if min_version:
                 able &= np.array([worker.policy_version >= min_version for worker in self._workers])
@@ -418,7 +434,34 @@ class Dispatcher:
                 self._start(job, worker)
                 self._placed += 1
 
+    def _check_programs(self, programs: Programs) -> simpy.events.ProcessGenerator:
+        """Pause and resume programs every few seconds. End where nothing else is under way."""
+        while not idle(self._env, Background):
+            yield self._env.timeout(CHECK_S) if self._jobs else Background(self._env, CHECK_S)
+            for uid, worker in programs.check(self._env.now).items():
+                self.move(self._jobs[uid].sample, worker)
+            for uid in programs.paused:
+                self._pause(self._jobs[uid])
+
+    def _turn(self, sample: Sample, context_tokens: int, ended: bool) -> None:
+        """Note that a turn of a sample has ended, or that its tool has answered."""
+        job, programs = self._jobs.get(sample.uid), self.programs
+        if job is None or job.done.triggered or programs is None or sample.uid not in programs:
+            return
+        if not ended:
+            programs.request(sample.uid, context_tokens, self._env.now)
+        elif programs.turn_ended(sample.uid, context_tokens):
+            self._pause(job)
+
+    def _pause(self, job: Job) -> None:
+        """Let a job whose program is paused leave its worker."""
+        if job.copy is not None and job.fate == "run":
+            job.fate = "pause"
+            self._workers[job.copy.worker].abort(job.sample)
+
     def _start(self, job: Job, worker: int) -> None:
+        if self.programs is not None:
+            self.programs.put(job.sample.uid, worker, self._env.now)
         self._waiting.take_out(job)
         self._abort(copy for copy in job.duplicates if copy.worker == worker)
         job.destination = None
@@ -507,7 +550,9 @@ class Dispatcher:
             return
         job.partial, job.fate = rollout, "run"
         job.pooled = self._rule.kv_pool and fate != "lost" and not left_lost
-        if (
+        if fate == "pause" and job.destination is None:
+            self._waiting.shelve(job, self._waiting.paused)
+        elif (
             fate == "lost"
             and left_lost
             and job.destination is None
@@ -544,6 +589,8 @@ class Dispatcher:
         """Forget a job when its pipeline hears of it; until then it can still be asked for."""
         if done.ok:
             del self._jobs[done.value.sample.uid]
+            if self.programs is not None:
+                self.programs.release(done.value.sample.uid)
             if (following := self._waiting.came_back(done.value.sample.uid)) is not None:
                 self._go_on(following)
                 self._feed()

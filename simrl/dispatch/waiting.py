@@ -41,13 +41,19 @@ class Job:
     copy: Copy | None = None
     duplicates: list[Copy] = field(default_factory=list)
     shelf: dict[int, Job] | None = None
-    fate: Literal["run", "move", "lost", "withdraw"] = "run"
+    fate: Literal["run", "move", "lost", "pause", "withdraw"] = "run"
     reserved_tokens: int = 0
     pooled: bool = False  # the KV cache of `partial` is in the pool
 
     @property
     def so_far(self) -> Rollout:
         return self.partial or Rollout(self.sample, (), False)
+
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of its prompt, its response so far and its tools."""
+        so_far = self.so_far
+        return self.sample.prompt_tokens + so_far.tokens + so_far.observation_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -93,7 +99,7 @@ class Fifo:
 
 class Waiting:
     """The queue, and the shelves of jobs by uid: for one worker, for a worker with newer weights,
-    or until fewer than `most` jobs are in flight (None: any number may be), from their start to
+    until their program is resumed, or until fewer than `most` jobs are in flight (None: any number may be), from their start to
     their return."""
 
     def __init__(self, queue: Queue, workers: int, most: int | None = None) -> None:
@@ -101,6 +107,7 @@ class Waiting:
         self.for_worker: list[dict[int, Job]] = [{} for _ in range(workers)]
         self.for_weights: dict[int, Job] = {}
         self.outside: dict[int, Job] = {}  # in the order of their submission
+        self.paused: dict[int, Job] = {}  # their programs are
         self.most = _NO_LIMIT if most is None else most
         self.in_flight: set[int] = set()
         self._queued: dict[int, Job] = {}
@@ -182,13 +189,7 @@ class Places:
 
     def take(self, worker: int, job: Job) -> None:
         """Count a job that starts at the worker."""
-        so_far = job.so_far
-        job.reserved_tokens = (
-            job.sample.prompt_tokens
-            + so_far.tokens
-            + so_far.observation_tokens
-            + self._chunk_tokens
-        )
+        job.reserved_tokens = job.context_tokens + self._chunk_tokens
         self.unfinished[worker] += 1
         self._reserved_tokens[worker] += job.reserved_tokens
 

@@ -252,6 +252,8 @@ class Schedule:
             "full_batch": _full_batch(prepared.profile, prepared.limits, *contexts),
             "faults": self._faults,
         }
+        if self.dispatcher.programs is not None:
+            metadata["programs"] = self.dispatcher.programs.figures
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
         metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}

@@ -77,7 +77,7 @@ class VllmWorker:
         stop_token: int | None = None,
         prompts: PromptKeys | None = None,
     ) -> None:
-        self.policy_version, self.groups, self.on_turn = 0, None, None
+        self.policy_version, self.groups = 0, None
         self.index = index
         self.link = link
         self.load_delay_s = 0.0

@@ -63,12 +63,9 @@ class Dispatcher:
         self._retired: set[int] = set()
         self._loss, self._freed = Signal(env), Signal(env)
         self._placed = 0
-        self.programs: Programs | None = None
+        self.programs = Programs(len(workers), kv_cache_tokens or 0, acting_weight)
         if rule.programs:
-            self.programs = Programs(self._places.active, kv_cache_tokens or 0, acting_weight)
-            for worker in self._workers:
-                worker.on_turn = self._turn
-            env.process(self._check_programs(self.programs))
+            env.process(self._check_programs())
 
     @property
     def unfinished(self) -> NDArray[np.int64]:
@@ -199,9 +196,9 @@ class Dispatcher:
                 and job.partial.tokens >= max_tokens
             ):
                 self._hand_back(job, job.partial)
-            elif self._waiting.admits(job):
-                self._go_on(job)
-        self._feed()
+            else:
+                self._waiting.shelve(job, self._waiting.outside)
+        self.limit(self._waiting.most)
         return events
 
     def withdraw(self, samples: Iterable[Sample]) -> simpy.Event:
@@ -289,10 +286,6 @@ class Dispatcher:
         """The workers that take samples."""
         return list(map(int, np.flatnonzero(self._places.active)))
 
-    def takes_samples(self, worker: int) -> bool:
-        """Return whether a worker takes samples."""
-        return bool(self._places.active.item(worker))
-
     @property
     def lost(self) -> list[int]:
         """The workers that are lost, and not back yet."""
@@ -330,8 +323,6 @@ class Dispatcher:
         for job in [copy.job for copy in self._copies[worker] if copy.job.copy is copy]:
             if job.fate == "run":
                 job.fate = "lost" if lost else "move"
-            if self.programs is not None:
-                self.programs.pause(job.sample.uid)
             if not lost:
                 self._workers[worker].abort(job.sample)
         if not lost:
@@ -379,13 +370,13 @@ class Dispatcher:
         """Place jobs that need the same version among the workers with free places. The rule does
         not know their number: a job placed at a worker that is full by then is placed again among
         the others."""
-        for job in jobs if self.programs is not None else ():
-            worker = self.programs.request(job.sample.uid, job.context_tokens, self._env.now)
-            if worker is None:
-                self._waiting.shelve(job, self._waiting.paused)
+        for job in jobs if self._rule.programs else ():
+            to = self.programs.request(job.so_far, self._env.now, self.active)
+            if to is None:
+                self._waiting.shelve(job, {})  # until `_check_programs` moves it
             else:
-                self._start(job, worker)
-        while jobs and self.programs is None:
+                self._start(job, to)
+        while jobs and not self._rule.programs:
             able = self._places.free()
             if min_version:
                 able &= np.array([worker.policy_version >= min_version for worker in self._workers])
@@ -434,33 +425,24 @@ class Dispatcher:
                 self._start(job, worker)
                 self._placed += 1
 
-    def _check_programs(self, programs: Programs) -> simpy.events.ProcessGenerator:
+    def _check_programs(self) -> simpy.events.ProcessGenerator:
         """Pause and resume programs every few seconds. End where nothing else is under way."""
         while not idle(self._env, Background):
             yield self._env.timeout(CHECK_S) if self._jobs else Background(self._env, CHECK_S)
-            for uid, worker in programs.check(self._env.now).items():
+            for uid, worker in self.programs.check(self._env.now, self.active).items():
                 self.move(self._jobs[uid].sample, worker)
-            for uid in programs.paused:
-                self._pause(self._jobs[uid])
 
-    def _turn(self, sample: Sample, context_tokens: int, ended: bool) -> None:
-        """Note that a turn of a sample has ended, or that its tool has answered."""
-        job, programs = self._jobs.get(sample.uid), self.programs
-        if job is None or job.done.triggered or programs is None or sample.uid not in programs:
-            return
-        if not ended:
-            programs.request(sample.uid, context_tokens, self._env.now)
-        elif programs.turn_ended(sample.uid, context_tokens):
-            self._pause(job)
-
-    def _pause(self, job: Job) -> None:
-        """Let a job whose program is paused leave its worker."""
-        if job.copy is not None and job.fate == "run":
-            job.fate = "pause"
-            self._workers[job.copy.worker].abort(job.sample)
+    def turn(self, rollout: Rollout, ended: bool) -> None:
+        """Note that a turn of a sample has ended, or that its tool has answered: with rules that
+        admit programs, a paused one leaves its worker now."""
+        if rollout.sample.uid in self.programs.all:
+            if ended:
+                self.programs.turn_ended(rollout)
+            elif self.programs.request(rollout, self._env.now, self.active) is None:
+                self.move(rollout.sample)
 
     def _start(self, job: Job, worker: int) -> None:
-        if self.programs is not None:
+        if self._rule.programs:
             self.programs.put(job.sample.uid, worker, self._env.now)
         self._waiting.take_out(job)
         self._abort(copy for copy in job.duplicates if copy.worker == worker)
@@ -550,9 +532,7 @@ class Dispatcher:
             return
         job.partial, job.fate = rollout, "run"
         job.pooled = self._rule.kv_pool and fate != "lost" and not left_lost
-        if fate == "pause" and job.destination is None:
-            self._waiting.shelve(job, self._waiting.paused)
-        elif (
+        if (
             fate == "lost"
             and left_lost
             and job.destination is None
@@ -589,11 +569,10 @@ class Dispatcher:
         """Forget a job when its pipeline hears of it; until then it can still be asked for."""
         if done.ok:
             del self._jobs[done.value.sample.uid]
-            if self.programs is not None:
+            if self._rule.programs:
                 self.programs.release(done.value.sample.uid)
-            if (following := self._waiting.came_back(done.value.sample.uid)) is not None:
-                self._go_on(following)
-                self._feed()
+            self._waiting.in_flight.discard(done.value.sample.uid)
+            self.limit(self._waiting.most)
 
     def _fire_if_empty(self, worker: int) -> None:
         if self._copies[worker]:

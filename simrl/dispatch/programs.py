@@ -5,20 +5,20 @@ of several turns are active at which engine, by the tokens of their contexts.
 A program is a trajectory. It reasons from a request on until its turn ends, and acts until its tool
 answers. An active program is at one engine; a paused one is at none, and its next request waits.
 
-Invariant: a pure state machine. It owns no clock, engine or request: times and tokens are
-arguments, engines and pauses are results. A context counts as its last request or response reported
-it. As in the code: no tokens count as shared; a mark frees nothing before the turn ends, so that an
-engine that lacks room without acting programs marks all of its programs; marks are never taken
-back. A request that has waited for `FORCED_AFTER_S` is let through at the next check (in the code
-at once).
+Invariant: a pure state machine. It owns no clock, engine or request: times, tokens and the engines
+that take programs (`able`) are arguments, engines and pauses are results. A context counts as its
+last request or response reported it (a client that streams would report every 20 tokens). As in the
+code: no tokens count as shared; a mark frees nothing before the turn ends, so that an engine that
+lacks room without acting programs marks all of its programs; a mark is never taken back. A request
+that has waited for `FORCED_AFTER_S` is let through at the next check (in the code at once). A
+program whose engine is lost is placed anew (in the code it stays with that engine).
 """
 
-from __future__ import annotations
-
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from math import inf
 from operator import itemgetter
+
+from simrl.runtime.rollout import Rollout
 
 CHECK_S = 5.0  # --scheduler-interval
 TOKENS_A_PROGRAM = 100  # room for the next tokens of each active program
@@ -35,109 +35,84 @@ class Program:
     engine: int | None = None
     acts: bool = False
     marked: bool = False
-    waits_since_s: float = math.inf
+    waits_since_s: float = inf
 
 
 class Programs:
-    """The programs of some engines, whose KV caches hold `kv_tokens` each; `takes` tells which
-    engines take programs now, and the caller changes it. Tokens of acting programs count
-    `acting_weight` (--acting-token-weight). `paused` has the tokens at each pause."""
+    """The programs of some engines, whose KV caches hold `kv_tokens` each. Tokens of acting
+    programs count `acting_weight` (--acting-token-weight). `paused` has the tokens at each
+    pause."""
 
-    def __init__(self, takes: Sequence[bool], kv_tokens: int, acting_weight: float) -> None:
-        self.figures = {"pauses": 0, "moves": 0, "forced": 0, "waited_s": 0.0}
+    def __init__(self, engines: int, kv_tokens: int, acting_weight: float) -> None:
+        self.figures = {"pauses": 0, "moves": 0, "waiting_for_room_s": 0.0}
         self.paused: dict[int, int] = {}
-        self._all: dict[int, Program] = {}
-        self._at: list[dict[int, Program]] = [{} for _ in takes]
-        self._takes, self._kv_tokens, self._acting_weight = takes, kv_tokens, acting_weight
+        self.all: dict[int, Program] = {}
+        self._at: dict[int | None, dict[int, Program]] = {e: {} for e in (None, *range(engines))}
+        self._kv_tokens, self._acting_weight = kv_tokens, acting_weight
 
-    def __contains__(self, uid: int) -> bool:
-        return uid in self._all
-
-    def request(self, uid: int, tokens: int, now_s: float) -> int | None:
-        """Note a request with a context of `tokens`. Return its engine; None: it waits. A new
-        program starts where the fewest tokens are, if there is room and none is paused."""
-        program = self._all.setdefault(uid, Program())
-        program.tokens, program.requests, program.acts = tokens, program.requests + 1, False
-        program.waits_since_s = now_s
-        if program.engine is None and uid not in self.paused:
-            able = [e for e in self._able() if self._room(e) >= tokens + TOKENS_A_PROGRAM]
-            if self.paused or not able:
-                self.paused[uid] = tokens
+    def request(self, so_far: Rollout, now_s: float, able: list[int]) -> int | None:
+        """Note a request with a context. Return its engine; None: it waits. A new program starts
+        where the fewest tokens are, if there is room and none is paused."""
+        uid, tokens = so_far.sample.uid, so_far.context_tokens
+        program = self.all.setdefault(uid, Program())
+        program.requests += 1
+        program.tokens, program.acts, program.waits_since_s = tokens, False, now_s
+        if uid not in self.paused and program.engine not in able:
+            fits = [engine for engine in able if self._room(engine) >= tokens + TOKENS_A_PROGRAM]
+            if fits and not self.paused:
+                self.put(uid, min(fits, key=self._used), now_s)
             else:
-                self.put(uid, min(able, key=self._used), now_s)
+                self._pause(uid)
         return None if uid in self.paused else program.engine
 
-    def turn_ended(self, uid: int, tokens: int) -> bool:
-        """Note the end of a turn, with a context of `tokens`: the program acts. Return whether it
-        is paused; False also for an unknown one."""
-        if (program := self._all.get(uid)) is None:
-            return False
-        program.tokens, program.acts, program.waits_since_s = tokens, True, math.inf
+    def turn_ended(self, so_far: Rollout) -> None:
+        """Note the end of a turn: the program acts, or is paused."""
+        program = self.all[so_far.sample.uid]
+        program.tokens, program.acts, program.waits_since_s = so_far.context_tokens, True, inf
         if program.marked:
-            self.pause(uid)
-        return uid in self.paused
+            self._pause(so_far.sample.uid)
 
     def put(self, uid: int, engine: int, now_s: float) -> None:
         """Make a program active at an engine."""
-        program = self._all.setdefault(uid, Program())
-        if program.engine is not None:
-            self._at[program.engine].pop(uid, None)
-            self.figures["moves"] += program.engine != engine
-        self.figures["waited_s"] += max(now_s - program.waits_since_s, 0.0)
-        program.engine, program.waits_since_s = engine, math.inf
+        program = self.all.setdefault(uid, Program())
+        self.figures["moves"] += program.engine not in (None, engine)
+        self.figures["waiting_for_room_s"] += max(now_s - program.waits_since_s, 0.0)
+        self._at[program.engine].pop(uid, None)
+        program.engine, program.waits_since_s = engine, inf
         self._at[engine][uid] = program
         self.paused.pop(uid, None)
 
-    def pause(self, uid: int) -> None:
-        """Take a program from its engine."""
-        program = self._all[uid]
-        self.figures["pauses"] += 1
-        self._at[program.engine].pop(uid)
-        self.paused[uid], program.marked = program.tokens, False
-
     def release(self, uid: int) -> None:
         """Forget a program that has ended."""
-        program = self._all.pop(uid)
+        self._at[self.all.pop(uid).engine].pop(uid, None)
         self.paused.pop(uid, None)
-        if program.engine is not None:
-            self._at[program.engine].pop(uid, None)
 
-    def check(self, now_s: float) -> dict[int, int]:
+    def check(self, now_s: float, able: list[int]) -> dict[int, int]:
         """Resume programs where there is room, and pause some where there is none: those that act,
-        the smallest first; then all others are marked. Return the engines of the resumed ones."""
-        resumed = self._force(now_s) | self._resume(now_s)
-        for engine in self._able():
-            here = self._all.items() if self._room(engine) < 0 else ()
-            active = [entry for entry in here if entry[0] in self._at[engine]]
-            for uid, program in sorted(active, key=lambda entry: (not entry[1].acts, entry[1].tokens)):
-                if self._room(engine) < 0 and program.acts:
-                    self.pause(uid)
-                elif self._room(engine) < 0:
-                    program.marked = True
+        the smallest first; then all others are marked. Let requests through that have waited too
+        long. Return the engines of the resumed programs."""
+        resumed = self._resume(now_s, able)
+        for engine in able:
+            for _, uid in sorted((p.tokens, uid) for uid, p in self._at[engine].items() if p.acts):
+                if self._room(engine) < 0:
+                    self._pause(uid)
+            for program in self._at[engine].values() if self._room(engine) < 0 else ():
+                program.marked = True
+        before_s = now_s - FORCED_AFTER_S if able else -1.0
+        for uid in [uid for uid in self.paused if self.all[uid].waits_since_s <= before_s]:
+            origin, fewest = self.all[uid].engine, min(able, key=lambda e: len(self._at[e]))
+            resumed[uid] = origin if origin in able else fewest
+            self.put(uid, resumed[uid], now_s)
         return resumed
 
-    def _force(self, now_s: float) -> dict[int, int]:
-        """Resume the programs whose requests have waited too long, where they were, or where the
-        fewest programs are."""
-        forced, able = {}, self._able()
-        for uid in [uid for uid in self.paused if able]:
-            program, fewest = self._all[uid], min(able, key=lambda engine: len(self._at[engine]))
-            if now_s >= program.waits_since_s + FORCED_AFTER_S:
-                forced[uid] = program.engine if program.engine in able else fewest
-                self.put(uid, forced[uid], now_s)
-        self.figures["forced"] += len(forced)
-        return forced
-
-    def _resume(self, now_s: float) -> dict[int, int]:
+    def _resume(self, now_s: float, able: list[int]) -> dict[int, int]:
         """Resume what fits into the room of all engines: requests of programs that were active
         before new programs, those before acting ones, the smallest first. Of these, the largest is
         placed first, each at the engine with the most room, if that suffices."""
-        rooms = [(room, e) for e in self._able() if (room := self._room(e)) > TOKENS_A_PROGRAM]
+        rooms = [(room, e) for e in able if (room := self._room(e)) > TOKENS_A_PROGRAM]
         left, chosen, resumed = sum(room for room, _ in rooms), [], {}
         for uid in sorted(self.paused, key=self._rank):
-            program = self._all[uid]
-            needed = program.tokens + TOKENS_A_PROGRAM
-            if needed <= left:
+            if (needed := self.all[uid].tokens + TOKENS_A_PROGRAM) <= left:
                 left -= needed
                 chosen.append((needed, uid))
         for needed, uid in sorted(chosen, key=itemgetter(0), reverse=True):
@@ -148,20 +123,20 @@ class Programs:
                 resumed[uid], rooms[0] = engine, (room - needed, engine)
         return resumed
 
-    def _rank(self, uid: int) -> tuple[int, int]:
-        """Return the place of a paused program in the order of resumption."""
-        program = self._all[uid]
-        kind = 1 if program.requests == 1 else 2 if program.acts else 0
-        return kind, self.paused[uid]
+    def _rank(self, uid: int) -> tuple[bool, bool, int]:
+        program = self.all[uid]
+        return program.requests > 1 and program.acts, program.requests == 1, self.paused[uid]
 
-    def _able(self) -> list[int]:
-        return [engine for engine, takes in enumerate(self._takes) if takes]
+    def _pause(self, uid: int) -> None:
+        program = self.all[uid]
+        self.figures["pauses"] += program.engine is not None
+        self._at[program.engine].pop(uid, None)
+        self.paused[uid], program.marked = program.tokens, False
 
     def _used(self, engine: int) -> int:
         programs = self._at[engine].values()
         acting = sum(program.tokens for program in programs if program.acts)
-        reasoning = sum(program.tokens for program in programs) - acting
-        return int(reasoning + self._acting_weight * acting)
+        return int(sum(p.tokens for p in programs) - acting + self._acting_weight * acting)
 
     def _room(self, engine: int) -> int:
         return self._kv_tokens - self._used(engine) - TOKENS_A_PROGRAM * len(self._at[engine])

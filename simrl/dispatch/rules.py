@@ -32,7 +32,7 @@ class Dispatch:
     A sample whose worker is lost goes on "elsewhere", its tokens prefilled anew, or has to "wait"
     for its worker. With `ranker_accuracy`, a length ranker takes the place of the history
     (`RankedLengths`). With `programs`, KV-aware admission (`simrl.dispatch.programs`) takes the
-    place of `place`, and trajectories may leave their worker between turns.
+    place of `place`, and trajectories may change their worker between turns.
     """
 
     name: str

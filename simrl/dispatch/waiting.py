@@ -41,19 +41,13 @@ class Job:
     copy: Copy | None = None
     duplicates: list[Copy] = field(default_factory=list)
     shelf: dict[int, Job] | None = None
-    fate: Literal["run", "move", "lost", "pause", "withdraw"] = "run"
+    fate: Literal["run", "move", "lost", "withdraw"] = "run"
     reserved_tokens: int = 0
     pooled: bool = False  # the KV cache of `partial` is in the pool
 
     @property
     def so_far(self) -> Rollout:
         return self.partial or Rollout(self.sample, (), False)
-
-    @property
-    def context_tokens(self) -> int:
-        """Tokens of its prompt, its response so far and its tools."""
-        so_far = self.so_far
-        return self.sample.prompt_tokens + so_far.tokens + so_far.observation_tokens
 
 
 @dataclass(slots=True, eq=False)
@@ -99,7 +93,7 @@ class Fifo:
 
 class Waiting:
     """The queue, and the shelves of jobs by uid: for one worker, for a worker with newer weights,
-    until their program is resumed, or until fewer than `most` jobs are in flight (None: any number may be), from their start to
+    or until fewer than `most` jobs are in flight (None: any number may be), from their start to
     their return."""
 
     def __init__(self, queue: Queue, workers: int, most: int | None = None) -> None:
@@ -107,7 +101,6 @@ class Waiting:
         self.for_worker: list[dict[int, Job]] = [{} for _ in range(workers)]
         self.for_weights: dict[int, Job] = {}
         self.outside: dict[int, Job] = {}  # in the order of their submission
-        self.paused: dict[int, Job] = {}  # their programs are
         self.most = _NO_LIMIT if most is None else most
         self.in_flight: set[int] = set()
         self._queued: dict[int, Job] = {}
@@ -138,19 +131,6 @@ class Waiting:
     def shelve(self, job: Job, shelf: dict[int, Job]) -> None:
         job.shelf = shelf
         shelf[job.sample.uid] = job
-
-    def admits(self, job: Job) -> bool:
-        """Let a job start, or wait outside. Return whether it starts."""
-        if len(self.in_flight) >= self.most:
-            self.shelve(job, self.outside)
-            return False
-        self.in_flight.add(job.sample.uid)
-        return True
-
-    def came_back(self, uid: int) -> Job | None:
-        """Forget a job in flight, if that one was. Return one that may start now."""
-        self.in_flight.discard(uid)
-        return self.let_in()
 
     def let_in(self) -> Job | None:
         """Return a job that waits outside and may start now."""
@@ -189,7 +169,7 @@ class Places:
 
     def take(self, worker: int, job: Job) -> None:
         """Count a job that starts at the worker."""
-        job.reserved_tokens = job.context_tokens + self._chunk_tokens
+        job.reserved_tokens = job.so_far.context_tokens + self._chunk_tokens
         self.unfinished[worker] += 1
         self._reserved_tokens[worker] += job.reserved_tokens
 

@@ -125,11 +125,16 @@ class AgentFigures:
 
 
 class Agents:
-    """The rules, figures, tool slots and deadlines that the trajectories of all workers share."""
+    """The rules, figures, tool slots and deadlines that the trajectories of all workers share.
+
+    `on_turn` is called when a turn of a trajectory ends, with its rollout and True, and when its
+    tool has answered, with the answer and False, also if it has left its worker meanwhile. (A
+    client of engines sees every response, and calls the tools.)"""
 
     def __init__(self, env: simpy.Environment, rules: AgentRules) -> None:
         self.rules = rules
         self.figures = AgentFigures()
+        self.on_turn: Callable[..., None] = lambda rollout, ended: None
         self.tools = ToolSlots(env, rules.tool_slots, self.figures) if rules.tool_slots else None
         self._due_s: dict[int, float] = {}
 

@@ -47,7 +47,7 @@ class Pauses:
         self, request: WorkerRequest, turn: Turn, now_s: float, over: Callable[[], None]
     ) -> None:
         """Let the environment answer a turn, and then call `over`."""
-        self._notify(request, now_s, True)
+        self._agents.on_turn(request.rollout, True)
         request.end_turn(turn, now_s)
         until_s = request.rollout.environment_until_s
         if self._agents.tools is None:
@@ -58,13 +58,6 @@ class Pauses:
                 self._agents.tools.begin, request.sample.uid, until_s, turn.environment_s, over
             )
             call_at(self._env, now_s, begin)
-
-    def _notify(self, request: WorkerRequest, now_s: float, ended: bool) -> None:
-        """Notify the worker's client of a turn that has ended, or of a tool that has answered."""
-        if (on_turn := self._worker.on_turn) is not None:
-            rollout = request.rollout
-            context = request.sample.prompt_tokens + rollout.tokens + rollout.observation_tokens
-            call_at(self._env, now_s, partial(on_turn, request.sample, context, ended))
 
     def wait(self, request: WorkerRequest, ready_s: float, enter: Callable[[], None]) -> bool:
         """Call `enter` at `ready_s`, or later if a tool that the request called at another worker
@@ -101,7 +94,7 @@ class Pauses:
 
     def _tool_over(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
         """Begin the next turn: at once, or with offloading once the KV cache is back."""
-        self._notify(request, self._env.now, False)
+        self._agents.on_turn(request.rollout, False)
         go_on = self._fetch if self._kv == "offload" else partial(self._resume, copy=None, blocks=0)
         self._worker.command(partial(go_on, request, slot, observation_tokens))
 

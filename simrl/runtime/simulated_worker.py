@@ -119,7 +119,6 @@ class SimulatedWorker:
         self._generation, self._drafting = fleets[None]
         self.engine = self.engines[0]
         self.groups: Generation | None = None  # set where the worker takes whole groups
-        self.on_turn: Callable[[Sample, int, bool], None] | None = None
         self.load_delay_s, self._spent_before = 0.0, self.engine.spent
         self.env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
         self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))

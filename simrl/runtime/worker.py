@@ -9,7 +9,7 @@ lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
@@ -90,13 +90,7 @@ class WholeGroups(Protocol):
 
 
 class RolloutWorker(Protocol):
-    """An inference engine that generates samples; a `submit` begins a request.
-
-    `on_turn`, if set, is called when a turn of a sample ends (with the context in tokens, and True)
-    and when its tool has answered (with the answer in the context, and False), also if the sample
-    has left the worker meanwhile. (A client sees every response and every tool call.)"""
-
-    on_turn: Callable[[Sample, int, bool], None] | None
+    """An inference engine that generates samples; a `submit` begins a request."""
 
     @property
     def policy_version(self) -> int:

@@ -97,8 +97,11 @@ def agent_rules(
     )
 
 
-def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> None:
-    """Raise `InputError` if more trajectories may be in flight than the engines hold."""
+def check_concurrency(
+    config: AgentsConfig, workers: int, limits: Limits, by_room: bool = False
+) -> None:
+    """Raise `InputError` if more trajectories may be in flight than the engines hold, or for a
+    weight of the admission by room where there is none (`by_room`)."""
     most, ranks = (
         workers * limits.dp * limits.max_num_seqs,
         f" × dp {limits.dp}" if limits.dp > 1 else "",
@@ -108,7 +111,12 @@ def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> Non
             config.max_concurrent is not None and config.max_concurrent > most,
             f"agents.max_concurrent is {config.max_concurrent}: {workers} workers run at most {most} sequences at a time "
             f"(engine.max_num_seqs {limits.max_num_seqs}{ranks}); use at most {most}, more max_num_seqs, or more GPUs",
-        )
+        ),
+        (
+            config.acting_token_weight is not None and not by_room,
+            f"agents.acting_token_weight is {config.acting_token_weight:g}: this system's dispatch does not admit by the "
+            "room of KV caches; use system.dispatch=programs, or leave it out",
+        ),
     )
 
 

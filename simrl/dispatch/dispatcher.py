@@ -569,7 +569,7 @@ class Dispatcher:
         """Forget a job when its pipeline hears of it; until then it can still be asked for."""
         if done.ok:
             del self._jobs[done.value.sample.uid]
-            if self._rule.programs:
+            if done.value.sample.uid in self.programs.all:
                 self.programs.release(done.value.sample.uid)
             self._waiting.in_flight.discard(done.value.sample.uid)
             self.limit(self._waiting.most)

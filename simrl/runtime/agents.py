@@ -114,7 +114,7 @@ def check_concurrency(
         ),
         (
             config.acting_token_weight is not None and not by_room,
-            f"agents.acting_token_weight is {config.acting_token_weight:g}: this system's dispatch does not admit by the "
+            f"agents.acting_token_weight is {config.acting_token_weight}: this system's dispatch does not admit by the "
             "room of KV caches; use system.dispatch=programs, or leave it out",
         ),
     )

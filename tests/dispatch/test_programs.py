@@ -80,7 +80,7 @@ def test_a_request_goes_on_before_new_programs_and_these_before_what_acts():
     programs = Programs(2, 1000, 1.0)
     programs.request(context(0, 800), 0.0, [0, 1])
     programs.request(context(1, 800), 0.0, [0, 1])
-    for uid, request in ((2, True), (3, False), (4, True)):
+    for uid in (2, 3, 4):
         programs.request(context(uid, 300), 0.0, [0, 1])
         if uid < 4:  # each had a turn before
             programs.put(uid, 0, 1.0)
@@ -181,7 +181,7 @@ ON = {
     "keep": {"kv_while_tool_runs": "keep"},
     "offload": {"kv_while_tool_runs": "offload", "host_memory_bytes": 2e8},
     "slots": {"tool_slots": 3},
-    "deadline": {"deadline_s": 30.0, "tool_slots": 6},
+    "deadline": {"deadline_s": 3.0, "tool_slots": 6},
     "capped": {"max_concurrent": 9, "acting_token_weight": 0.5},
 }
 LOST = [
@@ -192,7 +192,7 @@ LOST = [
 
 def agentic(name, agents, **changes):
     workload = {"synthetic": {**LENGTHS, **TURNS, "sigma": 0.8, "prompt_tokens": 20}}
-    engine = {"kv_cache_tokens": 1600, "prefix_caching": True}
+    engine = {"kv_cache_tokens": 2400, "prefix_caching": True}
     system = {"name": name, "dispatch": "programs"}
     return scenario(system, workload=workload, agents=agents, engine=engine, **changes)
 
@@ -205,7 +205,7 @@ def test_nothing_is_lost_and_runs_repeat_byte_for_byte(name, agents, faults):
     one, two = (watch(prepared(config)) for _ in range(2))
     assert_nothing_is_lost(one)
     assert one.result.metadata["agents"] == two.result.metadata["agents"]
-    assert one.result.metadata["agents"]["pauses"] > 0
+    assert one.result.metadata["agents"]["killed" if "deadline_s" in agents else "pauses"] > 0
     assert one.result.spans.equals(two.result.spans)
     assert one.result.segments.equals(two.result.segments)
 
@@ -222,5 +222,5 @@ def test_every_recipe_with_a_dispatch_takes_programs_and_loses_nothing(
 
 
 def test_a_weight_of_acting_tokens_without_programs_is_refused():
-    with pytest.raises(InputError, match="acting_token_weight is 0.5: .* dispatch=programs"):
+    with pytest.raises(InputError, match="acting_token_weight is 0"):
         prepare(scenario("areal", agents={"acting_token_weight": 0.5}))

@@ -91,8 +91,8 @@ def admitted() -> list[str]:
 
 
 def _figures(overrides: dict[str, Any]) -> tuple[float, ...]:
-    """Return the samples a second, the share of the context found, the tokens computed and the seconds waited a response, and the
-    moves."""
+    """Return the samples a second, the share of the context that was found, the tokens computed and the seconds waited by a
+    response, and the moves."""
     on = ("engine.prefix_caching=true", *(f"{key}={value}" for key, value in overrides.items()))
     (scenario,) = load_scenarios(SCENARIO, on)
     result = simulate(scenario)

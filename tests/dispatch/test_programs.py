@@ -182,7 +182,7 @@ ON = {
     "offload": {"kv_while_tool_runs": "offload", "host_memory_bytes": 2e8},
     "slots": {"tool_slots": 3},
     "deadline": {"deadline_s": 3.0, "tool_slots": 6},
-    "capped": {"max_concurrent": 9, "acting_token_weight": 0.5},
+    "capped": {"max_concurrent": 20, "acting_token_weight": 0.9},
 }
 LOST = [
     {"kind": "lost", "worker": 0, "at_s": 20.0, "back_s": 60.0},

@@ -27,7 +27,7 @@ LOG = logging.getLogger("simrl")
 OF_LAYOUT = {"rollout_share", "dispatch", "minibatches", "log_probs"}
 MEANINGS = {
     "rollout_share": "share of the GPUs that only roll out; the others train",
-    "dispatch": "the worker of each sample; `streamrl` and `seer` are those systems' rules",
+    "dispatch": "the worker of each sample; `streamrl`, `seer`: those systems' rules; `programs`: ThunderAgent's",
     "minibatches": "PPO mini-batches of an update",
     "log_probs": "forward passes before an update: old policy, reference",
     "on_loss": "samples of a lost worker continue elsewhere, or wait for it",

@@ -16,9 +16,10 @@ import simpy
 from numpy.typing import NDArray
 
 from simrl.dispatch.groups import submit_and_follow, together
+from simrl.dispatch.programs import CHECK_S, Programs
 from simrl.dispatch.rules import Dispatch
 from simrl.dispatch.waiting import Copy, Fifo, Job, Places, Waiting
-from simrl.runtime.events import Signal, gather, on_fire, succeed_all
+from simrl.runtime.events import Background, Signal, gather, idle, on_fire, succeed_all
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout
@@ -39,6 +40,7 @@ class Dispatcher:
         kv_cache_tokens: int | None = None,
         max_concurrent: int | None = None,
         history: LengthHistory | None = None,
+        acting_weight: float = 1.0,
     ) -> None:
         self.history = LengthHistory() if history is None else history
         self._env = env
@@ -61,6 +63,9 @@ class Dispatcher:
         self._retired: set[int] = set()
         self._loss, self._freed = Signal(env), Signal(env)
         self._placed = 0
+        self.programs = Programs(len(workers), kv_cache_tokens or 0, acting_weight)
+        if rule.programs:
+            env.process(self._check_programs())
 
     @property
     def unfinished(self) -> NDArray[np.int64]:
@@ -197,9 +202,10 @@ class Dispatcher:
                 and job.partial.tokens >= max_tokens
             ):
                 self._hand_back(job, job.partial)
-            elif self._waiting.admits(job):
-                self._go_on(job)
-        self._feed()
+            else:
+                shelves = self._waiting.outside, self._waiting.evaluations
+                self._waiting.shelve(job, shelves[sample.is_evaluation])
+        self.limit(self._waiting.most)
         return events
 
     def withdraw(self, samples: Iterable[Sample]) -> simpy.Event:
@@ -287,10 +293,6 @@ class Dispatcher:
         """The workers that take samples."""
         return list(map(int, np.flatnonzero(self._places.active)))
 
-    def takes_samples(self, worker: int) -> bool:
-        """Return whether a worker takes samples."""
-        return bool(self._places.active.item(worker))
-
     @property
     def lost(self) -> list[int]:
         """The workers that are lost, and not back yet."""
@@ -375,7 +377,13 @@ class Dispatcher:
         """Place jobs that need the same version among the workers with free places. The rule does
         not know their number: a job placed at a worker that is full by then is placed again among
         the others."""
-        while jobs:
+        for job in jobs if self._rule.programs else ():
+            to = self.programs.request(job.so_far, self._env.now, self.active)
+            if to is None:
+                self._waiting.shelve(job, {})  # until `_check_programs` moves it
+            else:
+                self._start(job, to)
+        while jobs and not self._rule.programs:
             able = self._places.free()
             if min_version:
                 able &= np.array([worker.policy_version >= min_version for worker in self._workers])
@@ -424,7 +432,25 @@ class Dispatcher:
                 self._start(job, worker)
                 self._placed += 1
 
+    def _check_programs(self) -> simpy.events.ProcessGenerator:
+        """Pause and resume programs every few seconds. End where nothing else is under way."""
+        while not idle(self._env, Background):
+            yield self._env.timeout(CHECK_S) if self._jobs else Background(self._env, CHECK_S)
+            for uid, worker in self.programs.check(self._env.now, self.active).items():
+                self.move(self._jobs[uid].sample, worker)
+
+    def turn(self, rollout: Rollout, ended: bool) -> None:
+        """Note that a turn of a sample has ended, or that its tool has answered: with rules that
+        admit programs, a paused one leaves its worker now."""
+        if rollout.sample.uid in self.programs.all:
+            if ended:
+                self.programs.turn_ended(rollout)
+            elif self.programs.request(rollout, self._env.now, self.active) is None:
+                self.move(rollout.sample)
+
     def _start(self, job: Job, worker: int) -> None:
+        if self._rule.programs:
+            self.programs.put(job.sample.uid, worker, self._env.now)
         self._waiting.take_out(job)
         self._abort(copy for copy in job.duplicates if copy.worker == worker)
         job.destination = None
@@ -550,9 +576,10 @@ class Dispatcher:
         """Forget a job when its pipeline hears of it; until then it can still be asked for."""
         if done.ok:
             del self._jobs[done.value.sample.uid]
-            if (following := self._waiting.came_back(done.value.sample.uid)) is not None:
-                self._go_on(following)
-                self._feed()
+            if done.value.sample.uid in self.programs.all:
+                self.programs.release(done.value.sample.uid)
+            self._waiting.in_flight.discard(done.value.sample.uid)
+            self.limit(self._waiting.most)
 
     def _fire_if_empty(self, worker: int) -> None:
         if self._copies[worker]:

@@ -31,7 +31,8 @@ class Dispatch:
     or the weights have changed. With `kv_room`, a worker takes samples while its KV cache has room.
     A sample whose worker is lost goes on "elsewhere", its tokens prefilled anew, or has to "wait"
     for its worker. With `ranker_accuracy`, a length ranker takes the place of the history
-    (`RankedLengths`).
+    (`RankedLengths`). With `programs`, KV-aware admission (`simrl.dispatch.programs`) takes the
+    place of `place`, and trajectories may change their worker between turns.
     """
 
     name: str
@@ -43,12 +44,13 @@ class Dispatch:
     kv_room: bool = False
     on_loss: Literal["elsewhere", "wait"] = "elsewhere"
     ranker_accuracy: float | None = None
+    programs: bool = False
 
     @property
     def takes_groups(self) -> bool:
         """True if the rule follows no single response, so that only the end of a group need be an
         event."""
-        limited = self.per_worker or self.chunk_tokens or self.kv_room
+        limited = self.per_worker or self.chunk_tokens or self.kv_room or self.programs
         return not limited and self.queue in (Fifo, LongestFirst)
 
 
@@ -59,6 +61,7 @@ DISPATCHES: dict[str, Dispatch] = {
         Dispatch("least_requests", least_requests),
         Dispatch("round_robin", round_robin),
         Dispatch("round_robin_groups", round_robin_groups),
+        Dispatch("programs", least_requests, programs=True),
         Dispatch("streamrl", SkewnessAware(), LongestFirst),
         Dispatch(
             "seer", least_requests, ContextAware, chunk_tokens=8192, kv_pool=True, kv_room=True

@@ -134,24 +134,10 @@ class Waiting:
         job.shelf = shelf
         shelf[job.sample.uid] = job
 
-    def admits(self, job: Job) -> bool:
-        """Let a job start, or wait outside. Return whether it starts."""
-        evaluates = job.sample.is_evaluation
-        if len(self.in_flight) >= self.most or (self.held and not evaluates):
-            self.shelve(job, self.evaluations if evaluates else self.outside)
-            return False
-        self.in_flight.add(job.sample.uid)
-        return True
-
     @property
     def holds_training(self) -> bool:
         """True if a sample of training would wait outside before others start."""
         return bool(self.outside or self.held or (self.prefers and self.evaluations))
-
-    def came_back(self, uid: int) -> Job | None:
-        """Forget a job in flight, if that one was. Return one that may start now."""
-        self.in_flight.discard(uid)
-        return self.let_in()
 
     def let_in(self) -> Job | None:
         """Return a job that waits outside and may start now."""
@@ -192,13 +178,7 @@ class Places:
 
     def take(self, worker: int, job: Job) -> None:
         """Count a job that starts at the worker."""
-        so_far = job.so_far
-        job.reserved_tokens = (
-            job.sample.prompt_tokens
-            + so_far.tokens
-            + so_far.observation_tokens
-            + self._chunk_tokens
-        )
+        job.reserved_tokens = job.so_far.context_tokens + self._chunk_tokens
         self.unfinished[worker] += 1
         self._reserved_tokens[worker] += job.reserved_tokens
 

@@ -83,10 +83,14 @@ _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (_COUNT, "judge?.rollout_workers judge?.requests judge?.finished scenario?.judge?.gpus?"),
     (_TOKENS, "judge?.lookup_tokens judge?.hit_tokens judge?.generated_tokens"),
     (GenericAlias(list, (_facts((str, "round"), (_POSITIVE, "tp")),)), "planner?"),
-    (_COUNT, "agents?.not_offloaded agents?.killed"),
+    (_COUNT, "agents?.not_offloaded agents?.killed agents?.pauses? agents?.moves?"),
     (
         float,
         "agents?.in_tools_s agents?.waiting_for_tool_slots_s agents?.waiting_for_kv_s agents?.offloaded_bytes",
+    ),
+    (
+        float,
+        "agents?.waiting_for_room_s?",
     ),
     (Annotated[float, Field(gt=0, le=LARGEST)], "full_batch?.context_tokens full_batch?.pass_s"),
 )

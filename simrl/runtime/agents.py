@@ -97,8 +97,11 @@ def agent_rules(
     )
 
 
-def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> None:
-    """Raise `InputError` if more trajectories may be in flight than the engines hold."""
+def check_concurrency(
+    config: AgentsConfig, workers: int, limits: Limits, by_room: bool = False
+) -> None:
+    """Raise `InputError` if more trajectories may be in flight than the engines hold, or for a
+    weight of the admission by room where there is none (`by_room`)."""
     most, ranks = (
         workers * limits.dp * limits.max_num_seqs,
         f" × dp {limits.dp}" if limits.dp > 1 else "",
@@ -108,7 +111,12 @@ def check_concurrency(config: AgentsConfig, workers: int, limits: Limits) -> Non
             config.max_concurrent is not None and config.max_concurrent > most,
             f"agents.max_concurrent is {config.max_concurrent}: {workers} workers run at most {most} sequences at a time "
             f"(engine.max_num_seqs {limits.max_num_seqs}{ranks}); use at most {most}, more max_num_seqs, or more GPUs",
-        )
+        ),
+        (
+            config.acting_token_weight is not None and not by_room,
+            f"agents.acting_token_weight is {config.acting_token_weight}: this system's dispatch does not admit by the "
+            "room of KV caches; use system.dispatch=programs, or leave it out",
+        ),
     )
 
 
@@ -125,11 +133,16 @@ class AgentFigures:
 
 
 class Agents:
-    """The rules, figures, tool slots and deadlines that the trajectories of all workers share."""
+    """The rules, figures, tool slots and deadlines that the trajectories of all workers share.
+
+    `on_turn` is called when a turn of a trajectory ends, with its rollout and True, and when its
+    tool has answered, with the answer and False, also if it has left its worker meanwhile. (A
+    client of engines sees every response, and calls the tools.)"""
 
     def __init__(self, env: simpy.Environment, rules: AgentRules) -> None:
         self.rules = rules
         self.figures = AgentFigures()
+        self.on_turn: Callable[..., None] = lambda rollout, ended: None
         self.tools = ToolSlots(env, rules.tool_slots, self.figures) if rules.tool_slots else None
         self._due_s: dict[int, float] = {}
 

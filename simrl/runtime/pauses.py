@@ -47,6 +47,7 @@ class Pauses:
         self, request: WorkerRequest, turn: Turn, now_s: float, over: Callable[[], None]
     ) -> None:
         """Let the environment answer a turn, and then call `over`."""
+        self._agents.on_turn(request.rollout, True)
         request.end_turn(turn, now_s)
         until_s = request.rollout.environment_until_s
         if self._agents.tools is None:
@@ -93,6 +94,7 @@ class Pauses:
 
     def _tool_over(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
         """Begin the next turn: at once, or with offloading once the KV cache is back."""
+        self._agents.on_turn(request.rollout, False)
         go_on = self._fetch if self._kv == "offload" else partial(self._resume, copy=None, blocks=0)
         self._worker.command(partial(go_on, request, slot, observation_tokens))
 

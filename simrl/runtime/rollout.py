@@ -57,6 +57,11 @@ class Rollout(NamedTuple):
         )  # the frequent case, a million times a simulation
 
     @property
+    def context_tokens(self) -> int:
+        """Tokens of the prompt, of the response so far and of the environment."""
+        return self.sample.prompt_tokens + self.tokens + self.observation_tokens
+
+    @property
     def started_s(self) -> float:
         return self.segments[0].started_s
 

@@ -37,6 +37,9 @@ class AgentsConfig(
     tool_slots: PositiveInt | None = None
     """tool calls that run at a time over all workers (sandboxes); others wait, first come first
     served"""
+    acting_token_weight: Annotated[float, Field(gt=0, le=1)] | None = None
+    """system.dispatch=programs: what a token of a trajectory counts while its tool runs, when
+    trajectories are admitted by the room of KV caches; 1 if not given"""
     deadline_s: Annotated[float, Field(gt=0, le=1e7)] | None = None
     """seconds from a trajectory's first arrival at a worker (waiting before does not count) until
     it is killed: it is then trained as it is, with reward 0"""

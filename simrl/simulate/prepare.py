@@ -313,7 +313,7 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
     plans = [plan for plan in (drafts, tail) if plan is not None]
     limits = engine_limits(cluster, engine, precision, deployment, plans, caching)
-    check_concurrency(scenario.agents, workers, limits)
+    check_concurrency(scenario.agents, workers, limits, system.dispatch.programs)
     agents = agent_rules(
         scenario.agents, limits, model, deployment.gpu, cluster.tp, KV_SHARE[precision.kv_cache]
     )

@@ -139,6 +139,7 @@ class Schedule:
         )
         self._fleets = [self._fleet(prepared, self.workers, ranker)]
         self.dispatcher = self._fleets[0].dispatcher
+        self.agents.on_turn = self.dispatcher.turn
         self.trainer, self.rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
             env=env,
@@ -180,9 +181,9 @@ class Schedule:
             cache_capacity_tokens(limits, typical_context_tokens(trace)),
             limits.max_num_seqs,
         )
-        concurrent = size.scenario.agents.max_concurrent
-        shared = size.system.dispatch, self.recorder, limits.dp * capacity, concurrent, history
-        dispatcher = Dispatcher(self.env, workers, *shared)
+        config, kv_tokens = size.scenario.agents, limits.dp * capacity
+        shared = size.system.dispatch, self.recorder, kv_tokens, config.max_concurrent, history
+        dispatcher = Dispatcher(self.env, workers, *shared, config.acting_token_weight or 1.0)
         for worker in cast(Sequence[SimulatedWorker], workers) if self._by_groups else ():
             worker.offer_groups(dispatcher.unfinished)
         costs = draft_costs(size.drafts, size.deployment, most) if size.drafts else None
@@ -272,7 +273,9 @@ class Schedule:
             metadata["prefix_cache"] = _prefix_cache(fleet.workers for fleet in self._fleets)
         if self._simulates and (prepared.has_turns or self.agents.rules.deadline_s < np.inf):
             self.agents.stop()
-            metadata["agents"] = self.agents.facts()
+            metadata["agents"] = self.agents.facts() | (
+                self.dispatcher.programs.figures if prepared.system.dispatch.programs else {}
+            )
         if self.spot is not None:
             metadata |= self.spot.facts(now_s)
         if isinstance(self.rewarder, Judge):

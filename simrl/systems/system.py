@@ -24,7 +24,13 @@ from simrl.speculation.methods import Speculation, make_speculation
 from simrl.validation import with_parameters
 
 Plain = Literal[
-    "even_split", "least_requests", "round_robin", "round_robin_groups", "streamrl", "seer"
+    "even_split",
+    "least_requests",
+    "round_robin",
+    "round_robin_groups",
+    "programs",
+    "streamrl",
+    "seer",
 ]
 Version = Annotated[Literal["0.4", "0.7"], BeforeValidator(str)]  # of verl; YAML reads a number
 Share = Annotated[float, Field(gt=0, lt=1)]

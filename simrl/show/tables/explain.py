@@ -156,6 +156,7 @@ def _agents(facts: Mapping[str, Any]) -> str:
         "in tools": facts["in_tools_s"],
         "waiting for tool slots": facts["waiting_for_tool_slots_s"],
         "waiting for KV cache from the host": facts["waiting_for_kv_s"],
+        "waiting for room in KV caches": facts.get("waiting_for_room_s", 0.0),
     }
     unit, unit_s = ("hours", 3600.0) if max(spent_s.values()) >= 3600 else ("s", 1.0)
     parts = [
@@ -166,6 +167,8 @@ def _agents(facts: Mapping[str, Any]) -> str:
             f", {facts['not_offloaded']:,} turns found no room" if facts["not_offloaded"] else ""
         )
         parts.append(f"{number(facts['offloaded_bytes'] / GIB)} GiB offloaded{missed}")
+    if facts.get("pauses"):
+        parts.append(f"{facts['pauses']:,} pauses, {facts['moves']:,} resumed at another worker")
     if facts["killed"]:
         parts.append(f"{facts['killed']:,} killed at their deadline")
     kept = (

@@ -71,6 +71,8 @@ def _sure_passes(r: Requests, t: Totals, limits: Limits, scratch: Ints) -> int:
     n = t.n_running
     if n == 0 or n > limits.max_num_batched_tokens or t.n_leaving + t.n_once_more > 0:
         return 0
+    if limits.prefill_interval > 1 and t.n_waiting + t.crowded > 0:
+        return 0  # which pass may start it changes from pass to pass
     late = limits.async_scheduling and t.n_waiting > 0
     if late and r[r[t.waiting_head].waiting].seen_at > t.passes:
         return 0  # the first came too late for the pass to come, but not for the one after
@@ -82,7 +84,7 @@ def _sure_passes(r: Requests, t: Totals, limits: Limits, scratch: Ints) -> int:
     for i in range(n):
         q = r[r[i].running]
         decodes = q.prompt + q.generated - q.computed == 1 and (
-            q.complete == 1 or not limits.sglang
+            q.complete == 1 or (not limits.sglang and limits.prefill_interval == 1)
         )
         if q.generated == 0 or not decodes or q.rejected > 0:
             return 0

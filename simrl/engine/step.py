@@ -74,6 +74,10 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
         if d.rule.trees and speculates:
             arm = choose_arm(e, first, d)
     tries, tokens = 0, 0
+    ranks = e.totals[first : first + limits.dp]
+    idle = not (np.any(ranks["n_running"]) or np.any(ranks["leaving_places"]))
+    for k in range(limits.dp if idle else 0):
+        e.totals[first + k].wave = e.totals[first + k].passes
     while tries == 0 or (tries == 1 and tokens == 0 and limits.async_scheduling):
         for k in range(limits.dp):
             r, t = e.requests[first + k], e.totals[first + k]
@@ -129,6 +133,7 @@ def _schedule(
     i, budget, closed = 0, limits.max_num_batched_tokens, False
     counts_flying = limits.async_scheduling and limits.window_groups > 0
     _start_counting(t)
+    t.decodes_alone = limits.prefill_interval > 1 and _decodes_alone(r, t, limits)
     if limits.sglang and t.n_running > 0 and r[r[t.n_running - 1].running].complete == 0:
         i = t.n_running - 1  # the rest of its context, alone
     elif limits.sglang:
@@ -171,9 +176,12 @@ def _schedule(
                 continue
         slot = r[i].running
         q = r[slot]
-        if d is not None and q.waits_for_drafts == 1:
+        put_off = t.decodes_alone == 1 and q.complete == 0
+        if put_off or (d is not None and q.waits_for_drafts == 1):
             i += 1
             continue
+        if q.complete == 0:
+            t.next_prefill = t.passes + limits.prefill_interval
         left = 1 if is_resting(q) else known_tokens(q) - q.computed
         new = min(left + q.drafted, budget)
         need = more_blocks(q, q.computed + q.rejected + new, limits)
@@ -207,9 +215,28 @@ def _schedule(
     # Next, the waiting requests.
     if not closed and budget > 0 and t.n_waiting > 0:
         _admit_waiting(r, t, limits, budget, i)
+    if limits.prefill_interval > 1 and not closed and t.decodes_alone == 0:
+        is_there = not limits.async_scheduling or r[r[t.waiting_head].waiting].seen_at <= t.passes
+        t.crowded = t.n_waiting > 0 and is_there
     if t.decoding > 0 and tables.straggler_sequences.shape[0] > 0:  # few profiles have it
         wait_for_stragglers(r, t, tables, e.scratch)
     return works or t.query > 0
+
+
+@lean
+def _decodes_alone(r: Requests, t: Totals, limits: Limits) -> bool:
+    """Return whether the pass to come puts contexts off, as vLLM 0.33 does with a
+    `prefill_schedule_interval` (v1/core/sched/scheduler.py, v1/engine/core.py): while a request
+    decodes, contexts are computed an interval after the last ones; ranks have them in the same
+    passes, multiples of the interval since all were idle. One token alone is no context. Where
+    requests are left waiting all the same, none is put off until none waits."""
+    late = t.passes < t.next_prefill
+    if limits.dp > 1:
+        late = (t.passes - t.wave) % limits.prefill_interval > 0
+    decoding = t.leaving_places
+    for i in range(t.n_running if late and t.crowded == 0 else 0):
+        decoding += r[r[i].running].complete
+    return bool(late and t.crowded == 0 and decoding > 0)
 
 
 @inlined
@@ -289,6 +316,8 @@ def _admit_waiting(r: Requests, t: Totals, limits: Limits, budget: int, schedule
             t.lookup_tokens += known_tokens(q)
         if t.prefix_caching == 1 and q.blocks == 0:
             take_found(r, t, slot, known_tokens(q))
+        if q.computed < known_tokens(q) - 1:
+            t.next_prefill = t.passes + limits.prefill_interval
         need = more_blocks(q, q.computed + new, limits)
         make_room(r, t, need, PREEMPTED)
         t.free_blocks -= need
@@ -321,7 +350,8 @@ def _padding(r: Requests, t: Totals, limits: Limits, scheduled: int) -> int:
     if known - computed != 1 or (scheduled == 0 and computed == 0):
         return 0
     for i in range(scheduled):
-        if r[r[i].running].complete == 0:  # computes its prompt
+        q = r[r[i].running]
+        if q.complete == 0 and q.scheduled > 0:  # computes its prompt
             return 0
     fits_alone = known + t.padding < capacity_tokens(limits)
     return t.padding if fits_alone and t.padding < limits.max_num_batched_tokens else 0
@@ -338,6 +368,7 @@ def _fits(r: Requests, t: Totals, limits: Limits, padding: int) -> bool:
     elif t.prefix_caching == 1:
         cached, free_ones = r[slot].blocks, held_alone(r, slot)
     need = blocks_to_start(known + padding, limits) - cached
+    need += limits.watermark_blocks * (t.n_running + t.leaving_places > 0)
     return need <= t.free_blocks + t.held_blocks - free_ones
 
 

@@ -73,6 +73,9 @@ def engine_limits(
     drafts. Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
     model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
     sglang = engine.scheduler == "sglang"
+    for name in ("prefill_schedule_interval", "watermark"):
+        if sglang and getattr(engine, name) != EngineConfig.model_fields[name].default:
+            raise InputError(f"engine.{name} is vLLM's, and engine.scheduler is sglang; leave one of them out")
     groups = layer_groups(
         model, deployment.tp, engine.block_size, KV_SHARE[precision.kv_cache], sglang
     )
@@ -117,6 +120,8 @@ def engine_limits(
         prefix_caching=prefix_caching,
         dp=cluster.dp,
         graph_tokens=graphs,
+        watermark_blocks=int(engine.watermark * (blocks + 1)),  # vLLM counts the block that it never gives out
+        prefill_interval=engine.prefill_schedule_interval,
         sglang=sglang,
         max_new_tokens=trace.metadata.cap_tokens,
         clip_max_new_tokens=engine.clip_max_new_tokens,

@@ -60,6 +60,10 @@ class ReferenceEngine:
     drift: float = 1.0
     calm: int = 0
     speculates: bool = False
+    last_prefill: int = -(10**9)  # the last pass with contexts, the first pass being 1
+    wave: int = 0  # passes that were over when no rank had a request
+    crowded: bool = False  # the last pass that could start requests left some waiting
+    decodes_alone: bool = False  # the pass to come computes no context
 
     def __post_init__(self) -> None:
         t = self.tables
@@ -291,6 +295,7 @@ class ReferenceEngine:
         windowed = min(columns, self.blocks(limits.window_tokens - 1 + flying) + 1)
         need = limits.full_groups * columns + limits.window_groups * windowed + limits.state_blocks
         need += self._blocks.unused(found) - len(found)
+        need += limits.watermark_blocks if self.batch else 0
         return need <= self.free_blocks + sum(r.blocks for r in self.held)
 
     def needed(self, request: Request, tokens: int) -> int:
@@ -335,11 +340,12 @@ class ReferenceEngine:
         budget = self.limits.max_num_batched_tokens
         plan: list[tuple[Request, int]] = []
         preempted = prefilling = False
+        self.decodes_alone = self.puts_contexts_off()
         at = 0
         while at < len(self.batch) and budget > 0:
             request = self.batch[at]
             at += 1
-            if request.skipped:
+            if request.skipped or (self.decodes_alone and not request.sampled):
                 continue
             drafted = request.proposal[0] if request.proposal else 0
             new = min(request.known - request.computed + drafted, budget)
@@ -367,11 +373,13 @@ class ReferenceEngine:
                     min(request.proposal[1], new - 1),
                 )
             plan.append((request, new))
-        decoding = bool(plan)
+        decoding, prefilled = bool(plan), False
         while not preempted and budget > 0 and self.admits():
             request = self.queue[0]
             found = self.find(request)
             computed = max(len(found) * self.limits.block_size, request.computed)
+            if self.decodes_alone and request.known - computed > 1:
+                break
             new = min(request.known - computed, budget)
             request.padding = 0
             if request.known - computed == 1 and not prefilling and (decoding or computed > 0):
@@ -394,8 +402,22 @@ class ReferenceEngine:
             self.take(request, computed + new)
             self.name_blocks(request, min(computed + new, request.delivered))
             budget -= new
+            prefilled |= request.known - computed > 1
             plan.append((request, new))
+        if not preempted and not self.decodes_alone:
+            self.crowded = any(self.knows_all or r.seen_at <= self.passes for r in self.queue)
+        if prefilling or prefilled:
+            self.last_prefill = self.passes + 1
         return plan
+
+    def puts_contexts_off(self) -> bool:
+        """Return whether the pass to come leaves out all that is not decoding (vLLM's `prefill_schedule_interval`)."""
+        interval, number = self.limits.prefill_interval, self.passes + 1
+        if self.limits.dp > 1:
+            early = (number - 1 - self.wave) % interval != 0
+        else:
+            early = number - self.last_prefill < interval
+        return early and not self.crowded and any(r.sampled for r in self.batch)
 
     def iterate(self) -> None:
         opened = self.opened()

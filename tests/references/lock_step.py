@@ -97,6 +97,9 @@ class ReferenceLockStep:
 
     def plans(self) -> tuple[list[list[tuple[Request, int]]], list[float]]:
         """Return what each rank computes in the next pass, and how long that takes it without the experts."""
+        if not any(rank.batch for rank in self.ranks):
+            for rank in self.ranks:
+                rank.wave = rank.passes
         plans = [rank.schedule() for rank in self.ranks]
         return plans, [
             rank.pass_s(plan) if plan else 0.0 for rank, plan in zip(self.ranks, plans, strict=True)

@@ -48,17 +48,17 @@ def plan(
     """Return for how many passes an engine that is busy surely only decodes, without drafts, and
     the boundary after them. 0 passes: the next one may be of any kind."""
     t, passes = e.totals[first], NEVER
-    if d is not None and (d.rule.decoupled or drafts_now(e.requests[first], t, d)):
-        return 0, t.now_s
     for k in range(limits.dp):
         t = e.totals[first + k]
+        if d is not None and (d.rule.decoupled or drafts_now(e.requests[first + k], t, d)):
+            return 0, t.now_s
         if limits.dp == 1 or has_work(t) or t.n_leaving + t.n_once_more > 0:
             passes = min(passes, _sure_passes(e.requests[first + k], t, limits, e.scratch))
-    if d is not None and passes > 0:
-        if d.rule.gate == ELASTIC and t.n_running <= d.rule.threshold:
-            passes = min(passes, max(d.rule.patience - t.elastic_state, 1))
-        elif d.rule.gate == BATCH and not gate_opens(d.rule, d.gate_batch, t, t.n_running):
-            passes = passes_to_next_try(t, passes)
+        if d is not None and passes > 0 and t.n_running > 0:
+            if d.rule.gate == ELASTIC and t.n_running <= d.rule.threshold:
+                passes = min(passes, max(d.rule.patience - t.elastic_state, 1))
+            elif d.rule.gate == BATCH and not gate_opens(d.rule, d.gate_batch, t, t.n_running):
+                passes = passes_to_next_try(t, passes)
     if passes == 0 or passes == NEVER:
         return 0, t.now_s
     return end_of_stretch(e, first, tables, limits, passes, np.inf)

@@ -9,7 +9,8 @@ from hypothesis import given, strategies as st
 from simrl.engine.engine import SPENT, Engine, one_engine
 from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.profile.profile import Tables
-from tests.engine.test_engine import LAUNCHED, TABLES, UNEVEN, requests
+from simrl.speculation.decoding import ELASTIC, RUNS, SIBLINGS
+from tests.engine.test_engine import LAUNCHED, TABLES, UNEVEN, draftings, drafting_s, requests
 from tests.helpers import examples, limits_of
 from tests.references.lock_step import ReferenceLockStep
 
@@ -57,14 +58,24 @@ limits = st.builds(
     prefix_caching=st.booleans(),
     dp=st.integers(1, 4),
     graph_tokens=st.sampled_from([0, 4, 64]),
+    prefill_interval=st.sampled_from([1, 1, 3, 10]),
+    watermark_blocks=st.sampled_from([0, 0, 5]),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 
 @examples(60)
-@given(st.sampled_from(GRIDS), limits, commands)
-def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
-    """I30: ranks do as the slow reference."""
+@given(
+    st.sampled_from(GRIDS),
+    limits,
+    commands,
+    st.one_of(st.none(), draftings().filter(lambda d: d.decoding.rule.gate != ELASTIC)),
+)
+def test_ranks_do_what_slow_ranks_do(tables, limits, commands, drafting):
+    """I30: ranks do as the slow reference, with drafts and without."""
     engine, slow = one_engine(tables, limits), ReferenceLockStep(tables, limits)
+    if drafting is not None:
+        engine = one_engine(tables, limits, drafting.decoding, drafting.key)
+        slow = ReferenceLockStep(tables, limits, drafting.rules)
     pairs, paused = [], set()
 
     def compare(stops):
@@ -90,7 +101,11 @@ def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
                     "prompt_key": lengths[0],
                     "sample_key": slow.submitted,
                 }  # equal lengths are equal prompts
+                number = slow.submitted
                 pairs.append((engine.submit(*lengths, **named), slow.submit(*lengths, **named)))
+                if drafting is not None:
+                    slot, request = pairs[-1]
+                    drafting.give(engine, slot, slow.rank_of(request), request, number)
         elif some:
             pairs.remove(some)
             assert engine.abort(some[0]) == some[1].generated

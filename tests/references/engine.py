@@ -60,6 +60,8 @@ class ReferenceEngine:
     drift: float = 1.0
     calm: int = 0
     speculates: bool = False
+    open: bool = False  # whether the pass to come verifies drafts …
+    arm: Arm | None = None  # … and how a model drafted them
     last_prefill: int = -(10**9)  # the last pass with contexts, the first pass being 1
     wave: int = 0  # passes that were over when no rank had a request
     crowded: bool = False  # the last pass that could start requests left some waiting
@@ -419,14 +421,15 @@ class ReferenceEngine:
             early = number - self.last_prefill < interval
         return early and not self.crowded and any(r.sampled for r in self.batch)
 
-    def iterate(self) -> None:
-        opened = self.opened()
-        drafting = [r for r in self.batch if self.drafts(r)] if opened else []
+    def draft(self) -> float:
+        """Let requests draft for the pass to come; return the seconds of that."""
+        self.open = self.opened()
+        drafting = [r for r in self.batch if self.drafts(r)] if self.open else []
         for request in self.batch:
             request.proposal = None
         draft_s = 0.0
         if drafting:
-            arm = self.choose(sum(r.key is not None for r in drafting))
+            arm = self.arm = self.choose(sum(r.key is not None for r in drafting))
             levels = 0
             for request in drafting:
                 request.proposal = self.propose(request, arm)
@@ -435,6 +438,10 @@ class ReferenceEngine:
                     levels, arm.tree.draft_depth if in_tree and arm.tree else request.proposal[0]
                 )
             draft_s = arm.round_s + levels * arm.step_s
+        return draft_s
+
+    def iterate(self) -> None:
+        draft_s = self.draft()
         plan, prefilled = self.schedule(), self.prefill_tokens
         seconds = self.pass_s(plan) if plan else 0.0
         places = self.places
@@ -451,6 +458,22 @@ class ReferenceEngine:
         prefilled = self.prefill_tokens - prefilled
         self.passes += 1
         self.gain(plan)
+        self.learn(plan, took_s)
+        self.stop()
+        if self.rules is not None and self.rules.elastic is not None:
+            threshold, patience = self.rules.elastic
+            if not self.speculates and not prefilled:
+                self.calm = self.calm + 1 if places <= threshold else 0
+                if self.calm >= patience:
+                    self.speculates = True
+                    if any(r.key is not None for r in self.running):
+                        self.recompute_running()
+        if not self.limits.async_scheduling:
+            self.catch_up()
+
+    def learn(self, plan: list[tuple[Request, int]], took_s: float) -> None:
+        """Let requests learn from what a pass that took `took_s` has verified."""
+        arm = self.arm
         verified = [
             r
             for r, _ in plan
@@ -466,30 +489,20 @@ class ReferenceEngine:
             request.verified_total += request.gained if drafted else 0
             self.late_drafted += drafted
             self.late_accepted += accepted
-            if request.key is not None and arm.tree is not None:
+            if request.key is not None and arm is not None and arm.tree is not None:
                 in_trees.append(accepted)
             else:
                 request.window = self.rules.window(request.window, drafted, accepted)
-        gated = self.rules is not None and self.rules.gate is not None and not opened
+        gated = self.rules is not None and self.rules.gate is not None and not self.open
         if verified or gated:
             self.late_drafted *= 63 / 64
             self.late_accepted *= 63 / 64
         if in_trees:
-            assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
+            assert self.rules is not None and self.rules.bandit is not None
+            assert arm is not None and arm.tree is not None
             self.rules.bandit.observe(
                 arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s
             )
-        self.stop()
-        if self.rules is not None and self.rules.elastic is not None:
-            threshold, patience = self.rules.elastic
-            if not self.speculates and not prefilled:
-                self.calm = self.calm + 1 if places <= threshold else 0
-                if self.calm >= patience:
-                    self.speculates = True
-                    if any(r.key is not None for r in self.running):
-                        self.recompute_running()
-        if not self.limits.async_scheduling:
-            self.catch_up()
 
     def gain(self, plan: list[tuple[Request, int]]) -> None:
         """Give each request what it computes and gains in a pass that is over."""

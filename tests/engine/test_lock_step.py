@@ -9,8 +9,8 @@ from hypothesis import given, strategies as st
 from simrl.engine.engine import SPENT, Engine, one_engine
 from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import ELASTIC, RUNS, SIBLINGS
-from tests.engine.test_engine import LAUNCHED, TABLES, UNEVEN, draftings, drafting_s, requests
+from simrl.speculation.decoding import ELASTIC
+from tests.engine.test_engine import LAUNCHED, TABLES, UNEVEN, draftings, requests
 from tests.helpers import examples, limits_of
 from tests.references.lock_step import ReferenceLockStep
 

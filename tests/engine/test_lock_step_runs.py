@@ -182,7 +182,7 @@ def test_dense_models_and_some_drafters_have_no_ranks_in_lock_step(mixture):
 
 @pytest.mark.parametrize(
     "speculation",
-    ["ngram", "histospec", "siblings", "spec_rl", {"name": "draft_model", "model": "qwen3-0.6b"}],
+    ["ngram", "histospec", "siblings", "srt", {"name": "draft_model", "model": "qwen3-0.6b"}],
 )
 def test_drafts_of_ranks_lose_nothing_and_every_gpu_second_is_somewhere(mixture, speculation):
     system = {"name": "verl_colocated", "speculation": speculation}

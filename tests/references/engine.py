@@ -415,10 +415,8 @@ class ReferenceEngine:
     def puts_contexts_off(self) -> bool:
         """Return whether the pass to come leaves out all that is not decoding (vLLM's `prefill_schedule_interval`)."""
         interval, number = self.limits.prefill_interval, self.passes + 1
-        if self.limits.dp > 1:
-            early = (number - 1 - self.wave) % interval != 0
-        else:
-            early = number - self.last_prefill < interval
+        in_step = (number - 1 - self.wave) % interval == 0
+        early = not in_step if self.limits.dp > 1 else number - self.last_prefill < interval
         return early and not self.crowded and any(r.sampled for r in self.batch)
 
     def draft(self) -> float:

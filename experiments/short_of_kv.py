@@ -9,8 +9,8 @@ Qwen3-8B on one H100, with the shipped profile and the host times of the preset 
   it runs, the blocks are free and keep their tokens until others need them. *no prefix cache, freed* recomputes every turn;
 - *responses*: 2,048 requests of one turn, 2,500 + 2,500 tokens.
 
-`clients` trajectories are under way at a time, each client beginning the next when one ends; `max_num_seqs` is their number. The
-tokens a second are counted over the whole run.
+`clients` trajectories are under way at a time, each client beginning the next when one ends; `max_num_seqs` is their number.
+The tokens a second are counted over the whole run.
 """
 
 import heapq

@@ -114,7 +114,7 @@ def test_what_once_differed_is_as_in_vllm(model, scenario: Callable[[], Scenario
 
 @pytest.mark.parametrize(("async_scheduling", "drafts"), MODES)
 def test_spaced_contexts_and_a_watermark_are_as_in_vllm(model, async_scheduling: bool, drafts: int):
-    """I24: contexts some passes apart (0.32 is told when, 0.33 counts passes itself), and blocks that stay free at admission."""
+    """I24: contexts some passes apart (0.32 is told when, 0.33 counts them), and blocks that stay free at admission."""
     totals = compare(
         model, (spaced_scenario(seed, async_scheduling, drafts) for seed in range(SCENARIOS))
     )

@@ -7,7 +7,9 @@ Qwen3-8B on one H100, with the shipped profile and the host times of the preset 
 
 - *agents*: 2,048 trajectories of 8 turns: a prompt of 1,000 tokens; 200 tokens a turn, then a tool adds 300 in 2 seconds. While
   it runs, the blocks are free and keep their tokens until others need them. *no prefix cache, freed* recomputes every turn;
-- *responses*: 2,048 requests of one turn, 2,500 + 2,500 tokens.
+- *responses*: 2,048 requests of one turn, 2,500 + 2,500 tokens;
+- *long responses*: 100 + 4,900 tokens, added when the others had run: of 2,500-token prompts no more than 136 fit, so 256 and
+  1,024 at a time are the same run.
 
 `clients` trajectories are under way at a time, each client beginning the next when one ends; `max_num_seqs` is their number.
 The tokens a second are counted over the whole run.
@@ -44,7 +46,7 @@ class Work(NamedTuple):
     tool_s: float = 0.0
 
 
-AGENTS, RESPONSES = Work(1000, 8, 200, 300, 2.0), Work(2500, 1, 2500)
+AGENTS, RESPONSES, LONG = Work(1000, 8, 200, 300, 2.0), Work(2500, 1, 2500), Work(100, 1, 4900)
 CASES: dict[str, tuple[Work, dict[str, Any]]] = {
     "agents": (AGENTS, {"prefix_caching": True}),
     "agents, watermark 5 %": (
@@ -55,6 +57,11 @@ CASES: dict[str, tuple[Work, dict[str, Any]]] = {
     "responses": (RESPONSES, {"prefix_caching": True}),
     "responses, watermark 5 %": (
         RESPONSES,
+        {"prefix_caching": True, "watermark_blocks": FIT * CONTEXT_TOKENS // BLOCK // 20},
+    ),
+    "long responses": (LONG, {"prefix_caching": True}),
+    "long responses, watermark 5 %": (
+        LONG,
         {"prefix_caching": True, "watermark_blocks": FIT * CONTEXT_TOKENS // BLOCK // 20},
     ),
 }

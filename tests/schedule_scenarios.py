@@ -274,6 +274,18 @@ def updated_scenario(seed: int, async_scheduling: bool) -> Scenario:
     )
 
 
+def spaced_scenario(seed: int, async_scheduling: bool, draft_tokens: int = 0) -> Scenario:
+    """Draw a scenario whose contexts are computed some passes apart, or that keeps blocks free at admission, or both."""
+    rng = np.random.default_rng(2 * 10**6 + seed)
+    scenario = random_scenario(seed, bool(rng.random() < 0.7), async_scheduling, draft_tokens)
+    watermark = float(rng.choice([0.0, 0.02, 0.1, 0.3]))
+    limits = scenario.limits._replace(
+        prefill_interval=int(rng.choice([1, 2, 3, 5, 16])),
+        watermark_blocks=int(watermark * (scenario.limits.kv_blocks + 1)),
+    )
+    return replace(scenario, limits=limits)
+
+
 def sglang_scenario(seed: int, prefix_caching: bool) -> Scenario:
     """Draw a scenario of an engine that schedules as SGLang, with a cache of one token a block."""
     scenario = random_scenario(seed, prefix_caching, False)

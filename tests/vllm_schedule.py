@@ -63,6 +63,10 @@ def vllm_scheduler(model: Path, scenario: Scenario) -> Any:
     )
     scheduling.max_num_scheduled_tokens = None
     scheduling.async_scheduling = limits.async_scheduling  # which a CPU turns off
+    scheduling.prefill_schedule_interval = limits.prefill_interval
+    scheduling.watermark = (limits.watermark_blocks and limits.watermark_blocks + 0.5) / (
+        limits.kv_blocks + 1
+    )
     caching.block_size, caching.enable_prefix_caching = block, limits.prefix_caching
     caching.num_gpu_blocks = limits.kv_blocks + 1  # one is never given out
     config.model_config.max_model_len = limits.kv_blocks * block
@@ -131,6 +135,8 @@ class VllmPlayer:
     computed: dict[str, int] = field(default_factory=dict)
     preempted: set[str] = field(default_factory=set)
     requests: int = 0
+    executed: int = 0  # passes that were scheduled …
+    last_prefill: int = -(10**9)  # … and the last of them with a context
 
     @property
     def busy(self) -> bool:
@@ -204,8 +210,8 @@ class VllmPlayer:
     def _schedule(self) -> None:
         from vllm.v1.outputs import ModelRunnerOutput
 
-        before = self._prefix_totals()
-        output = self.scheduler.schedule()
+        before, chunked = self._prefix_totals(), self._chunked()
+        output = self.scheduler.schedule(self._throttles())
         self.preempted |= output.preempted_req_ids or set()
         if not output.num_scheduled_tokens:
             self.scheduler.update_from_output(output, ModelRunnerOutput([], {}, []))
@@ -224,8 +230,21 @@ class VllmPlayer:
             )
             for name in names
         }
+        self.executed += 1
+        contexts = {name for name, (found, known) in admitted.items() if found < known - 1}
+        if contexts | (chunked & set(output.num_scheduled_tokens)):
+            self.last_prefill = self.executed
         assert self._hits_are_those_counted(before, admitted)
         self.in_flight.append(Scheduled(output, samples, admitted))
+
+    def _chunked(self) -> set[str]:
+        """The running requests whose contexts are not complete."""
+        return {r.request_id for r in self.scheduler.running if r.is_prefill_chunk}
+
+    def _throttles(self) -> bool:
+        """Whether the scheduler is to put contexts off: before 0.33 it counts no passes itself."""
+        early = self.executed + 1 - self.last_prefill < self.scenario.limits.prefill_interval
+        return early and not hasattr(self.scheduler, "local_prefill_interval")
 
     def _prefix_totals(self) -> tuple[int, int]:
         stats = self.scheduler.kv_cache_manager.prefix_cache_stats

@@ -77,6 +77,19 @@ class EngineConfig(BaseModel):
         description="reuse of KV cache blocks whose tokens are equal: shared prompts, turns, "
         "preempted requests (null: the system's setting, which is on except for areal)",
     )
+    prefill_schedule_interval: int = Field(
+        default=1,
+        gt=0,
+        le=10**6,
+        description="vLLM: while requests decode, passes that compute prompts are so many passes apart, until they leave "
+        "requests waiting (1: every pass may)",
+    )
+    watermark: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="vLLM: share of the KV blocks that stay free when a request starts beside others",
+    )
     scheduler: Literal["vllm", "sglang"] = Field(
         default="vllm",
         description="whose rules say which requests a pass computes: vllm mixes prompts with decoding; sglang computes "

@@ -42,18 +42,21 @@ def pass_seconds(e: Engines, first: int, tables: Tables, limits: Limits) -> floa
     """Return the seconds of the scheduled pass. Set each rank's seconds of its own work, and the
     shares of decoding and of draft tokens in them.
 
-    A rank that only decodes waits for what the prefill of others adds to the experts.
+    A rank that only decodes waits for what the prefill of others adds to the experts; what their
+    drafts add is a part of its own work, as all verify together.
     """
-    query, decoding, largest, dummies = 0, 0, 0, 0
+    query, decoding, drafted, largest, dummies = 0, 0, 0, 0, 0
     for k in range(limits.dp):
         t = e.totals[first + k]
         query += t.query
         decoding += t.decoding
+        drafted += t.drafted
         largest = max(largest, t.query)
         dummies += t.query == 0
     padded = limits.dp > 1 and largest <= limits.graph_tokens
     experts_s = _experts_s(tables, limits.dp * largest if padded else query + dummies)
     decoding_experts_s = _experts_s(tables, decoding)
+    verifying_experts_s = _experts_s(tables, decoding + drafted)
     seconds = 0.0
     for k in range(limits.dp):
         t = e.totals[first + k]
@@ -69,7 +72,7 @@ def pass_seconds(e: Engines, first: int, tables: Tables, limits: Limits) -> floa
         if t.query == 0:
             t.own_s = 0.0 if limits.dp > 1 else t.own_s
         elif limits.dp > 1:
-            waiting_s = t.straggler_of_all_s + decoding_experts_s
+            waiting_s = t.straggler_of_all_s + verifying_experts_s
             if t.prefill > 0:
                 waiting_s = t.straggler_of_all_s + _experts_s(tables, query)
             t.own_s = with_attention_s(
@@ -78,22 +81,24 @@ def pass_seconds(e: Engines, first: int, tables: Tables, limits: Limits) -> floa
         t.decoding_s = t.own_s
         t.verifying_s = 0.0
         if t.query > t.decoding:
-            _split(t, tables, attention_s, t.straggler_s + decoding_experts_s)
+            waits = t.straggler_s + decoding_experts_s, t.straggler_s + verifying_experts_s
+            _split(t, tables, attention_s, waits)
     return seconds
 
 
 @inlined
-def _split(t: Totals, tables: Tables, attention_s: float, waiting_s: float) -> None:
-    """Set the parts of decoding and of draft tokens in a pass that does more than decode."""
+def _split(t: Totals, tables: Tables, attention_s: float, waits: tuple[float, float]) -> None:
+    """Set the parts of decoding and of draft tokens in a pass that does more than decode. `waits`:
+    the seconds beside its own, without drafts and with."""
     n, positions = float(t.decoding), float(t.decoding + t.drafted)
     t.decoding_s = 0.0
     if n == 0.0:
         return
     if t.prefill > 0:
         attention_s = attention_alone_s(tables, 0.0, 0.0, n, float(t.decode_kv))
-    t.decoding_s = with_attention_s(tables, n, n, n, attention_s, waiting_s)
+    t.decoding_s = with_attention_s(tables, n, n, n, attention_s, waits[0])
     if t.drafted > 0:
-        verifying_s = with_attention_s(tables, positions, positions, n, attention_s, waiting_s)
+        verifying_s = with_attention_s(tables, positions, positions, n, attention_s, waits[1])
         t.verifying_s = verifying_s - t.decoding_s
 
 

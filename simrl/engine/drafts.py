@@ -181,22 +181,22 @@ def learn(q: Request, t: Totals, window_rule: WindowRule, trees: bool) -> None:
 
 
 @lean
-def end_round(
-    e: Engines, row: int, d: Decoding, arm: int, seconds: float, speculates: bool
-) -> None:
-    """Remember what a pass of `seconds` has verified, and let the drafter prefill what it has."""
+def end_round(e: Engines, row: int, d: Decoding, seconds: float, most_prefill: int) -> None:
+    """Remember what a pass of `seconds` has verified, and let the drafter prefill what it has, while
+    that of another rank may have `most_prefill` tokens."""
     t = e.totals[row]
     if t.proposed > 0:
         remember(t, t.proposed_drafted, t.proposed_accepted)
     if t.modelled > 0:
         tokens = 1.0 + t.modelled_accepted / t.modelled
-        observe(d.bandit, bandit_of(e, row), arm, tokens, t.modelled, seconds)
+        observe(d.bandit, bandit_of(e, row), t.arm, tokens, t.modelled, seconds)
     prefills = d.prefill_s > 0.0 and not d.rule.decoupled
-    if prefills and (d.rule.gate != ELASTIC or speculates):
-        prefill_s = d.prefill_s * t.prefill
+    if prefills and (d.rule.gate != ELASTIC or t.speculates == 1):
+        prefill_s, own_s = d.prefill_s * most_prefill, d.prefill_s * t.prefill
         share = recent_share(t)
-        t.drafts_accepted_s += share * prefill_s
-        t.drafts_rejected_s += (1.0 - share) * prefill_s
+        t.drafts_accepted_s += share * own_s
+        t.drafts_rejected_s += (1.0 - share) * own_s
+        t.lock_step_s += prefill_s - own_s
         t.slowed_s += (t.slowdown - 1.0) * prefill_s
         t.slot_s += t.n_running * t.slowdown * prefill_s
         t.now_s += t.slowdown * prefill_s

@@ -102,8 +102,8 @@ class Fleet:
         keys: Sequence[int] = (0,),
     ) -> None:
         rule = (decoding or Decoding()).rule
-        if decoding is not None and limits.dp > 1:
-            raise ValueError("no drafts are modelled of data-parallel ranks")
+        if rule.decoupled and limits.dp > 1:
+            raise ValueError("no decoupled drafts are modelled of data-parallel ranks")
         if rule.decoupled and rule.trees:
             raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
         if rule.decoupled:
@@ -504,10 +504,11 @@ class Engine:
         """Let a request draft from a source (see `simrl.speculation.decoding`) from the next pass
         on, its window as at first.
 
-        With SIBLINGS, `at` is its row of the trace; the group's other rows may draft from its
-        tokens, which stay known when it has left until `forget_rows`. Of requests for one row, the
+        With SIBLINGS, `at` is its row of the trace; the group's other rows at its rank may draft from
+        its tokens, which stay known when it has left until `forget_rows`. Of requests for one row, the
         latest counts. `runs_at`: the offset of drawn drafts."""
         assert self.decoding is not None
+        place = self._at(slot)
         self._leave_row(slot)
         if source == SIBLINGS:
             if self.decoding.rule.decoupled:
@@ -515,8 +516,8 @@ class Engine:
                     "a decoupled drafter is a model; siblings are drafted from where the verifier "
                     "is"
                 )
-            self._siblings["slot"][at] = slot
-        d, place = self.fleet.r, self._at(slot)
+            self._siblings["slot"][place[0] - self.first_row, at] = place[1]
+        d = self.fleet.r
         d["source"][place], d["at"][place], d["hardness"][place], d["runs_at"][place] = (
             source,
             at,
@@ -528,12 +529,12 @@ class Engine:
     def forget_rows(self) -> None:
         """Forget the responses that are over: no request drafts from them any more."""
         if self._left_rows:
-            self._siblings["tokens"][self._left_rows] = 0
+            self._siblings["tokens"][:, self._left_rows] = 0
         self._left_rows = []
 
     @property
     def _siblings(self) -> Records:
-        return self.fleet.arrays.engines.drafting.siblings[self.first_row]
+        return self.fleet.arrays.engines.drafting.siblings[self.rows]
 
     def _leave_row(self, slot: int) -> None:
         """Keep how many tokens a sibling has that ends, or drafts from another source: its row will
@@ -541,8 +542,8 @@ class Engine:
         if self.fleet.decoding is None:
             return
         d, place = self.fleet.r, self._at(slot)
-        row, siblings = d["at"].item(place), self._siblings
-        if d["source"].item(place) == SIBLINGS and siblings["slot"].item(row) == slot:
+        row, siblings = d["at"].item(place), self._siblings[place[0] - self.first_row]
+        if d["source"].item(place) == SIBLINGS and siblings["slot"].item(row) == place[1]:
             siblings[row] = -1, self.generated_tokens(slot)
             self._left_rows.append(row)
 

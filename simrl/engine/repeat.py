@@ -48,17 +48,17 @@ def plan(
     """Return for how many passes an engine that is busy surely only decodes, without drafts, and
     the boundary after them. 0 passes: the next one may be of any kind."""
     t, passes = e.totals[first], NEVER
-    if d is not None and (d.rule.decoupled or drafts_now(e.requests[first], t, d)):
-        return 0, t.now_s
     for k in range(limits.dp):
         t = e.totals[first + k]
+        if d is not None and (d.rule.decoupled or drafts_now(e.requests[first + k], t, d)):
+            return 0, t.now_s
         if limits.dp == 1 or has_work(t) or t.n_leaving + t.n_once_more > 0:
             passes = min(passes, _sure_passes(e.requests[first + k], t, limits, e.scratch))
-    if d is not None and passes > 0:
-        if d.rule.gate == ELASTIC and t.n_running <= d.rule.threshold:
-            passes = min(passes, max(d.rule.patience - t.elastic_state, 1))
-        elif d.rule.gate == BATCH and not gate_opens(d.rule, d.gate_batch, t, t.n_running):
-            passes = passes_to_next_try(t, passes)
+        if d is not None and passes > 0 and t.n_running > 0:
+            if d.rule.gate == ELASTIC and t.n_running <= d.rule.threshold:
+                passes = min(passes, max(d.rule.patience - t.elastic_state, 1))
+            elif d.rule.gate == BATCH and not gate_opens(d.rule, d.gate_batch, t, t.n_running):
+                passes = passes_to_next_try(t, passes)
     if passes == 0 or passes == NEVER:
         return 0, t.now_s
     return end_of_stretch(e, first, tables, limits, passes, np.inf)
@@ -71,6 +71,8 @@ def _sure_passes(r: Requests, t: Totals, limits: Limits, scratch: Ints) -> int:
     n = t.n_running
     if n == 0 or n > limits.max_num_batched_tokens or t.n_leaving + t.n_once_more > 0:
         return 0
+    if limits.prefill_interval > 1 and t.n_waiting + t.crowded > 0:
+        return 0  # which pass may start it changes from pass to pass
     late = limits.async_scheduling and t.n_waiting > 0
     if late and r[r[t.waiting_head].waiting].seen_at > t.passes:
         return 0  # the first came too late for the pass to come, but not for the one after
@@ -82,7 +84,7 @@ def _sure_passes(r: Requests, t: Totals, limits: Limits, scratch: Ints) -> int:
     for i in range(n):
         q = r[r[i].running]
         decodes = q.prompt + q.generated - q.computed == 1 and (
-            q.complete == 1 or not limits.sglang
+            q.complete == 1 or (not limits.sglang and limits.prefill_interval == 1)
         )
         if q.generated == 0 or not decodes or q.rejected > 0:
             return 0

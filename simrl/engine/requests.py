@@ -376,8 +376,9 @@ def admissible(r: Requests, t: Totals, limits: Limits, budget: int) -> int:
 
     All its known tokens must fit the blocks that are free or held (its own among them), though only
     a chunk may start (vLLM's `scheduler_reserve_full_isl`, on by default): else requests that come
-    back with long prefixes evict one another. Under SGLang's rule (`engine.sglang`), so must what it
-    may generate, beside the reserved blocks, unless nothing runs.
+    back with long prefixes evict one another. Beside other requests, the watermark stays free.
+    Under SGLang's rule (`engine.sglang`), so must what it may generate, beside the reserved blocks,
+    unless nothing runs.
     """
     if t.n_waiting == 0 or t.admitting == 0:
         return 0
@@ -405,7 +406,9 @@ def admissible(r: Requests, t: Totals, limits: Limits, budget: int) -> int:
     elif t.prefix_caching == 1:
         hit_blocks = r[slot].blocks
         free_blocks -= held_alone(r, slot)
-    need = blocks_to_start(known, limits) - hit_blocks
+    if t.decodes_alone == 1 and computed < known - 1:
+        return 0
+    need = blocks_to_start(known, limits) - hit_blocks + limits.watermark_blocks * (places > 0)
     if limits.sglang and t.n_running > 0:
         need += _reserved_blocks(r, t, limits, r[slot])
     if need > free_blocks:

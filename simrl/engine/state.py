@@ -162,6 +162,8 @@ class PassWork:
     modelled: int  # requests in the pass with a tree …
     modelled_accepted: int  # … and the accepted tokens of these
     flying: int  # requests in the pass of a decoupled drafter
+    speculates: int  # whether the pass verifies drafts …
+    arm: int  # … and the strategy of its trees
     draft_s: float  # of the drafting round before the pass
     straggler_s: float  # what decoding alone waits for its longest sequences …
     straggler_of_all_s: float  # … and the pass
@@ -227,6 +229,12 @@ class Totals(PassWork, Gauges, CacheTotals, Spent):
     # … share of the tokens to come that running ones are taken to generate (0: the share at the start) …
     token_ratio: float
     decays: int  # … and passes that decoded since it was set
+    # vLLM's, where passes that compute contexts are some passes apart: whether the pass to come
+    # computes none …
+    decodes_alone: int
+    next_prefill: int  # … passes that are over when the next one may …
+    crowded: int  # … whether requests were left waiting when one could, so that nobody is put off …
+    wave: int  # … and of ranks: passes that were over when none had a request
     free_blocks: int
     held_blocks: int
 
@@ -304,6 +312,11 @@ class Limits(NamedTuple):
     window_groups: int = 0
     window_tokens: int = 0
     state_blocks: int = 0
+    # Blocks that stay free where a request is admitted beside others; and that many passes with
+    # contexts to compute are apart, while requests decode (vLLM 0.33: `watermark`,
+    # `prefill_schedule_interval`)
+    watermark_blocks: int = 0
+    prefill_interval: int = 1
     # With `sglang`, prompts go first and alone, and admission keeps room for what is generated: the
     # most tokens of a response, of these the most that count, the share of these at the start, and
     # whether who finds most of its context starts first

@@ -6,7 +6,8 @@ rare (admission, preemption, prefill, stops) takes walks of its own.
 `engine.repeat` gives the result of many steps that only decode without drafts, faster.
 
 Data-parallel ranks are rows that make their passes together, as vLLM runs a mixture of experts with
-`--data-parallel-size`; a rank without work makes a dummy pass while another has work.
+`--data-parallel-size`; a rank without work makes a dummy pass while another has work. Each rank has
+a drafter, a gate and a bandit of its own; all wait for the one that drafts longest.
 """
 
 from __future__ import annotations
@@ -64,16 +65,19 @@ from simrl.speculation.decoding import SIBLINGS, Decoding, Ints, gate_opens
 
 @inlined
 def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | None) -> None:
-    """Do one pass of all ranks, and list what stops in it. With a decoupled drafter it may be a
-    drafter's pass that the verifier waits for."""
+    """Do one pass of all ranks, behind a round of drafts, and list what stops in it. With a decoupled
+    drafter it may be a drafter's pass that the verifier waits for."""
     began_s = e.totals[first].now_s
-    arm, speculates, works = 0, False, True
+    works, tries, tokens, drafts_s, most_prefill = True, 0, 0, 0.0, 0
     if d is not None:
-        t = e.totals[first]
-        speculates = not d.rule.decoupled and gate_opens(d.rule, d.gate_batch, t, t.n_running)
-        if d.rule.trees and speculates:
-            arm = choose_arm(e, first, d)
-    tries, tokens = 0, 0
+        for k in range(limits.dp):
+            t = e.totals[first + k]
+            t.speculates = not d.rule.decoupled and gate_opens(d.rule, d.gate_batch, t, t.n_running)
+            t.arm = choose_arm(e, first + k, d) if d.rule.trees and t.speculates == 1 else 0
+    ranks = e.totals[first : first + limits.dp]
+    idle = not (np.any(ranks["n_running"]) or np.any(ranks["leaving_places"]))
+    for k in range(limits.dp if idle else 0):
+        e.totals[first + k].wave = e.totals[first + k].passes
     while tries == 0 or (tries == 1 and tokens == 0 and limits.async_scheduling):
         for k in range(limits.dp):
             r, t = e.requests[first + k], e.totals[first + k]
@@ -82,35 +86,39 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
                 if t.ahead == 0 or tries == 1:
                     know_all(r, t)
                 t.ahead = 1
-            works = _schedule(e, first + k, tables, limits, d, arm, speculates)
+            works = _schedule(e, first + k, tables, limits, d)
             tokens += t.query
         tries += 1
     seconds = pass_seconds(e, first, tables, limits) if works else 0.0
+    if d is not None:
+        for k in range(limits.dp):
+            t = e.totals[first + k]
+            t.draft_s = round_s(t, d, t.arm) if t.speculates == 1 else 0.0
+            drafts_s, most_prefill = max(drafts_s, t.draft_s), max(most_prefill, t.prefill)
     for k in range(limits.dp):
         r, t = e.requests[first + k], e.totals[first + k]
         drafted = 0
         if d is not None:
-            t.draft_s = round_s(t, d, arm) if speculates else 0.0
             rests = t.draft_ends_s <= began_s or t.flying == 0
             if works:
-                _account(r, t, seconds)
+                _account(r, t, seconds, drafts_s)
             if d.rule.decoupled:
                 drafted = draft_meanwhile(t, d, began_s, rests, e.drafting.meanwhile)
                 if not works:
                     _wait_for_drafter(t)
         else:
-            _account(r, t, seconds)
+            _account(r, t, seconds, 0.0)
         stopping = _advance(r, t, d, drafted)
         let_leave(r, t)
         passes = int(works)
         t.passes += passes
         if d is not None:
-            end_round(e, first, d, arm, t.now_s - began_s, speculates)
+            end_round(e, first + k, d, t.now_s - began_s, most_prefill)
         t.n_stopped, batch = 0, t.n_running
         if stopping or t.n_once_more > 0:
             stop(r, t)
         if d is not None and not d.rule.decoupled:
-            heed_gate(r, t, d, passes, batch, speculates)
+            heed_gate(r, t, d, passes, batch, t.speculates == 1)
 
 
 @lean
@@ -120,8 +128,6 @@ def _schedule(
     tables: Tables,
     limits: Limits,
     d: Decoding | None,
-    arm: int,
-    speculates: bool,
 ) -> bool:
     """Set the tokens that each request has in the pass to come, and its work; vLLM's `schedule()`.
     Return whether there is anything to compute: decoupled, all may wait for the drafter."""
@@ -129,6 +135,7 @@ def _schedule(
     i, budget, closed = 0, limits.max_num_batched_tokens, False
     counts_flying = limits.async_scheduling and limits.window_groups > 0
     _start_counting(t)
+    t.decodes_alone = limits.prefill_interval > 1 and _decodes_alone(r, t, limits)
     if limits.sglang and t.n_running > 0 and r[r[t.n_running - 1].running].complete == 0:
         i = t.n_running - 1  # the rest of its context, alone
     elif limits.sglang:
@@ -138,6 +145,7 @@ def _schedule(
         keep_room(r, t, limits, d is not None)
         budget, closed = NEVER, True
     works, all_draft, n, drafting = d is None, False, t.n_running, t.n_running
+    arm, speculates = t.arm, t.speculates == 1
     if d is not None:
         # Arrays of the loop, by name: each use of a tuple's array counts its references.
         drafting, capacity, runs, logs = 0, capacity_tokens(limits), d.runs, d.log_acceptances[arm]
@@ -171,9 +179,12 @@ def _schedule(
                 continue
         slot = r[i].running
         q = r[slot]
-        if d is not None and q.waits_for_drafts == 1:
+        put_off = t.decodes_alone == 1 and q.complete == 0
+        if put_off or (d is not None and q.waits_for_drafts == 1):
             i += 1
             continue
+        if q.complete == 0:
+            t.next_prefill = t.passes + limits.prefill_interval
         left = 1 if is_resting(q) else known_tokens(q) - q.computed
         new = min(left + q.drafted, budget)
         need = more_blocks(q, q.computed + q.rejected + new, limits)
@@ -207,9 +218,28 @@ def _schedule(
     # Next, the waiting requests.
     if not closed and budget > 0 and t.n_waiting > 0:
         _admit_waiting(r, t, limits, budget, i)
+    if limits.prefill_interval > 1 and not closed and t.decodes_alone == 0:
+        is_there = not limits.async_scheduling or r[r[t.waiting_head].waiting].seen_at <= t.passes
+        t.crowded = t.n_waiting > 0 and is_there
     if t.decoding > 0 and tables.straggler_sequences.shape[0] > 0:  # few profiles have it
         wait_for_stragglers(r, t, tables, e.scratch)
     return works or t.query > 0
+
+
+@lean
+def _decodes_alone(r: Requests, t: Totals, limits: Limits) -> bool:
+    """Return whether the pass to come puts contexts off, as vLLM 0.33 does with a
+    `prefill_schedule_interval` (v1/core/sched/scheduler.py, v1/engine/core.py): while a request
+    decodes, contexts are computed an interval after the last ones; ranks have them in the same
+    passes, multiples of the interval since all were idle. One token alone is no context. Where
+    requests are left waiting all the same, none is put off until none waits."""
+    late = t.passes < t.next_prefill
+    if limits.dp > 1:
+        late = (t.passes - t.wave) % limits.prefill_interval > 0
+    decoding = t.leaving_places
+    for i in range(t.n_running if late and t.crowded == 0 else 0):
+        decoding += r[r[i].running].complete
+    return bool(late and t.crowded == 0 and decoding > 0)
 
 
 @inlined
@@ -289,6 +319,8 @@ def _admit_waiting(r: Requests, t: Totals, limits: Limits, budget: int, schedule
             t.lookup_tokens += known_tokens(q)
         if t.prefix_caching == 1 and q.blocks == 0:
             take_found(r, t, slot, known_tokens(q))
+        if q.computed < known_tokens(q) - 1:
+            t.next_prefill = t.passes + limits.prefill_interval
         need = more_blocks(q, q.computed + new, limits)
         make_room(r, t, need, PREEMPTED)
         t.free_blocks -= need
@@ -321,7 +353,8 @@ def _padding(r: Requests, t: Totals, limits: Limits, scheduled: int) -> int:
     if known - computed != 1 or (scheduled == 0 and computed == 0):
         return 0
     for i in range(scheduled):
-        if r[r[i].running].complete == 0:  # computes its prompt
+        q = r[r[i].running]
+        if q.complete == 0 and q.scheduled > 0:  # computes its prompt
             return 0
     fits_alone = known + t.padding < capacity_tokens(limits)
     return t.padding if fits_alone and t.padding < limits.max_num_batched_tokens else 0
@@ -338,17 +371,19 @@ def _fits(r: Requests, t: Totals, limits: Limits, padding: int) -> bool:
     elif t.prefix_caching == 1:
         cached, free_ones = r[slot].blocks, held_alone(r, slot)
     need = blocks_to_start(known + padding, limits) - cached
+    need += limits.watermark_blocks * (t.n_running + t.leaving_places > 0)
     return need <= t.free_blocks + t.held_blocks - free_ones
 
 
 @inlined
-def _account(r: Requests, t: Totals, seconds: float) -> None:
-    """End the scheduled pass, which took `seconds`, and split them by what they went to."""
-    drafts_s, slowed_s = t.draft_s + t.verifying_s, t.slowdown * (seconds + t.draft_s)
-    t.now_s += t.slowdown * t.draft_s + t.slowdown * seconds
-    t.slowed_s += (t.slowdown - 1.0) * (seconds + t.draft_s)
+def _account(r: Requests, t: Totals, seconds: float, round_s: float) -> None:
+    """End the scheduled pass, which took `seconds` behind the `round_s` of the rank that drafted
+    longest, and split them by what they went to."""
+    drafts_s, slowed_s = t.draft_s + t.verifying_s, t.slowdown * (seconds + round_s)
+    t.now_s += t.slowdown * round_s + t.slowdown * seconds
+    t.slowed_s += (t.slowdown - 1.0) * (seconds + round_s)
     t.slot_s += t.n_running * slowed_s
-    t.lock_step_s += seconds - t.own_s
+    t.lock_step_s += seconds - t.own_s + (round_s - t.draft_s)
     t.decodes += t.decoding
     t.prefill_tokens += t.prefill
     t.decode_s += t.decoding_s

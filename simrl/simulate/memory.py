@@ -73,6 +73,11 @@ def engine_limits(
     drafts. Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
     model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
     sglang = engine.scheduler == "sglang"
+    for name in ("prefill_schedule_interval", "watermark"):
+        if sglang and getattr(engine, name) != EngineConfig.model_fields[name].default:
+            raise InputError(
+                f"engine.{name} is vLLM's, and engine.scheduler is sglang; leave one of them out"
+            )
     groups = layer_groups(
         model, deployment.tp, engine.block_size, KV_SHARE[precision.kv_cache], sglang
     )
@@ -107,16 +112,31 @@ def engine_limits(
             engine, KV_SHARE[precision.kv_cache], deployment, groups, token_bytes, parts
         )
     limits = limits_in(groups, blocks, model, engine)
+    # vLLM counts as many tokens for a sequence as a pass may verify.
+    drafted = max(
+        (
+            plan.speculation.window.rule.most_tokens
+            for plan in drafters
+            if isinstance(plan, DraftPlan)
+        ),
+        default=0,
+    )
     graphs = (
         0
         if engine.enforce_eager
-        else min(2 * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens)
+        else min(
+            2 * (1 + drafted) * engine.max_num_seqs, LARGEST_GRAPH, engine.max_num_batched_tokens
+        )
     )
     cautious = engine.schedule_conservativeness * (RANKS_CAUTION if cluster.dp > 1 else 1)
     limits = limits._replace(
         prefix_caching=prefix_caching,
         dp=cluster.dp,
         graph_tokens=graphs,
+        watermark_blocks=int(
+            engine.watermark * (blocks + 1)
+        ),  # vLLM counts the block that it never gives out
+        prefill_interval=engine.prefill_schedule_interval,
         sglang=sglang,
         max_new_tokens=trace.metadata.cap_tokens,
         clip_max_new_tokens=engine.clip_max_new_tokens,

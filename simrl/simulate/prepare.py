@@ -613,9 +613,11 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
     elif model.experts:
         size = f"intermediate size of an expert of {model.name}, as cluster.ep is 1"
         require_divisor("cluster.tp × cluster.dp", gpus, model.moe_intermediate, size)
-    if cluster.dp > 1 and (system.speculation is not None or system.best_of_n is not None):
+    drafts = system.speculation
+    if cluster.dp > 1 and (system.best_of_n or (drafts and (drafts.decoupled or drafts.training))):
         raise InputError(
-            f"{ranks}: drafts of ranks in lock step are not modelled; use system.speculation=none, or 1"
+            f"{ranks}: a drafter of GPUs of its own, one that trains on idle workers and best of N are not modelled of ranks "
+            "in lock step; use another system.speculation, or 1"
         )
 
 

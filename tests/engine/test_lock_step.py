@@ -9,9 +9,14 @@ from hypothesis import given, strategies as st
 from simrl.engine.engine import SPENT, Engine, one_engine
 from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.profile.profile import Tables
-from tests.engine.test_engine import LAUNCHED, TABLES, UNEVEN, requests
+from simrl.speculation.acceptance import ModelAcceptance
+from simrl.speculation.decoding import ELASTIC, MODEL, SIBLINGS, Rule, chains, read_only
+from simrl.speculation.siblings import sibling_index
+from simrl.speculation.windows import Fixed
+from tests.engine.test_engine import LAUNCHED, TABLES, UNEVEN, drafting_s, draftings, requests
 from tests.helpers import examples, limits_of
 from tests.references.lock_step import ReferenceLockStep
+from tests.token_traces import trace_of
 
 
 def with_experts(tables: Tables) -> Tables:
@@ -57,14 +62,24 @@ limits = st.builds(
     prefix_caching=st.booleans(),
     dp=st.integers(1, 4),
     graph_tokens=st.sampled_from([0, 4, 64]),
+    prefill_interval=st.sampled_from([1, 1, 3, 10]),
+    watermark_blocks=st.sampled_from([0, 0, 5]),
 ).map(lambda x: x._replace(kv_blocks=-(-x.kv_blocks // x.block_size)))
 
 
 @examples(60)
-@given(st.sampled_from(GRIDS), limits, commands)
-def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
-    """I30: ranks do as the slow reference."""
+@given(
+    st.sampled_from(GRIDS),
+    limits,
+    commands,
+    st.one_of(st.none(), draftings().filter(lambda d: d.decoding.rule.gate != ELASTIC)),
+)
+def test_ranks_do_what_slow_ranks_do(tables, limits, commands, drafting):
+    """I30: ranks do as the slow reference, with drafts and without."""
     engine, slow = one_engine(tables, limits), ReferenceLockStep(tables, limits)
+    if drafting is not None:
+        engine = one_engine(tables, limits, drafting.decoding, drafting.key)
+        slow = ReferenceLockStep(tables, limits, drafting.rules)
     pairs, paused = [], set()
 
     def compare(stops):
@@ -90,7 +105,11 @@ def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
                     "prompt_key": lengths[0],
                     "sample_key": slow.submitted,
                 }  # equal lengths are equal prompts
+                number = slow.submitted
                 pairs.append((engine.submit(*lengths, **named), slow.submit(*lengths, **named)))
+                if drafting is not None:
+                    slot, request = pairs[-1]
+                    drafting.give(engine, slot, slow.rank_of(request), request, number)
         elif some:
             pairs.remove(some)
             assert engine.abort(some[0]) == some[1].generated
@@ -130,11 +149,23 @@ def test_ranks_do_what_slow_ranks_do(tables, limits, commands):
 
 
 @examples(30)
-@given(st.sampled_from(GRIDS), limits, st.lists(requests, min_size=1, max_size=30))
-def test_nothing_is_lost_and_the_seconds_of_a_mean_rank_sum_to_the_clock(tables, limits, lengths):
-    """I15: the seconds of a mean rank sum to the clock."""
-    engine = one_engine(tables, limits)
-    slots = [engine.submit(*each) for each in lengths]
+@given(
+    st.sampled_from(GRIDS),
+    limits,
+    st.lists(requests, min_size=1, max_size=30),
+    st.one_of(st.none(), draftings().filter(lambda d: d.decoding.rule.gate != ELASTIC)),
+)
+def test_nothing_is_lost_and_the_seconds_of_a_mean_rank_sum_to_the_clock(
+    tables, limits, lengths, drafting
+):
+    """I15: the seconds of a mean rank sum to the clock, those of drafting and of a drafter's prefill among them."""
+    decoding = drafting and drafting.decoding._replace(prefill_s=1e-5)
+    engine, to_the_end = (one_engine(tables, limits, decoding) for _ in range(2))
+    for each in (engine, to_the_end):
+        slots = [each.submit(*request) for request in lengths]
+        for i, slot in enumerate(slots if drafting else ()):
+            each.draft_from(slot, MODEL, i)
+    to_the_end.run_until_idle()
     assert len(set(slots)) == len(slots)
     stopped = engine.settle(1e9)
     ended = [slot for slot, _, kind in stopped if kind == END]
@@ -145,9 +176,13 @@ def test_nothing_is_lost_and_the_seconds_of_a_mean_rank_sum_to_the_clock(tables,
     if not limits.async_scheduling:  # else it does not know yet that the last ones have ended
         assert engine.free_blocks == limits.dp * limits.kv_blocks
     last_s = max(ended_s for _, ended_s, _ in stopped)
+    if (
+        decoding is None or not limits.async_scheduling
+    ):  # else a pass may follow that is scheduled already
+        assert to_the_end.now_s == last_s
     seconds = engine.spent[: SPENT.index("decodes")]
     assert (seconds >= -1e-9).all()
-    assert seconds.sum() == pytest.approx(last_s, rel=1e-9)
+    assert seconds.sum() == pytest.approx(to_the_end.now_s, rel=1e-9)
 
 
 def ran(engine: Engine, *lengths: tuple[int, int]) -> float:
@@ -237,3 +272,67 @@ def test_slots_keep_their_numbers_when_room_grows_and_two_runs_are_equal():
         assert [engine.generated_tokens(slot) for slot in slots] == [0] * 200
         runs.append((engine.settle(1e9), engine.spent.tobytes()))
     assert runs[0] == runs[1]
+
+
+def drafting_ranks(prefill_s: float = 0.0, **changes: int) -> Engine:
+    """An engine of two ranks whose model drafts 3 tokens in 5 ms, all of which are accepted."""
+    decoding = chains(
+        Rule(window=Fixed(tokens=3).rule),
+        drafting_s(2e-3, 1e-3),
+        ModelAcceptance(by_position=(1 - 1e-9,), spread=0.0),
+    )._replace(prefill_s=prefill_s)
+    return one_engine(GRIDS[0], ROOMY._replace(dp=2, **changes), decoding)
+
+
+def test_all_ranks_wait_for_the_one_that_drafts():
+    engine = drafting_ranks(graph_tokens=0)
+    drafts, plain = engine.submit(10, 41), engine.submit(10, 41)
+    engine.draft_from(drafts, MODEL, 0)
+    stops = {slot: time_s for slot, time_s, _ in engine.settle(1e9)}
+    assert engine.drafted(drafts)[2] == 10, "a token with the prompt, then four a pass"
+    assert stops[drafts] < stops[plain]
+    assert waited_s(engine)[plain % 2] > 10 * 5e-3
+    assert of_ranks(engine, "passes") == [41, 41]
+
+
+def test_ranks_are_padded_to_the_drafted_tokens_of_the_largest():
+    ends = []
+    for graph_tokens in (0, 64):
+        engine = drafting_ranks(graph_tokens=graph_tokens)
+        for rank in range(2):
+            slot = engine.submit(10, 401)
+            if rank == 0:
+                engine.draft_from(slot, MODEL, 0)
+        ends.append(engine.settle(1e9)[0][1])
+    assert ends[1] > ends[0]
+
+
+def test_a_drafter_that_prefills_lets_the_other_ranks_wait():
+    with_prefill, without = drafting_ranks(prefill_s=1e-3), drafting_ranks()
+    for engine in (with_prefill, without):
+        engine.draft_from(engine.submit(100, 2), MODEL, 0)
+        engine.draft_from(engine.submit(10, 2), MODEL, 1)
+    ends = [engine.settle(1e9)[-1][1] for engine in (with_prefill, without)]
+    assert ends[0] - ends[1] == pytest.approx(100 * 1e-3)
+    waited = np.subtract(waited_s(with_prefill), waited_s(without))
+    assert sorted(waited) == pytest.approx([0.0, 90 * 1e-3])
+
+
+def test_a_rank_drafts_from_the_siblings_that_it_has():
+    index = sibling_index(trace_of({(0, 0): [list(np.arange(60) % 7) for _ in range(3)]}))
+    decoding = chains(
+        Rule(window=Fixed(tokens=3).rule), drafting_s(0.0, 0.0), ModelAcceptance(by_position=(0.5,))
+    )._replace(siblings=read_only(index))
+
+    def accepted(dp: int) -> int:
+        engine = one_engine(GRIDS[0], ROOMY._replace(dp=dp), decoding)
+        slots = []
+        for row in range(2):
+            slots.append(engine.submit(10, 60))
+            engine.draft_from(slots[-1], SIBLINGS, row)
+            engine.settle(engine.now_s + 0.2 * (row == 0))
+        engine.settle(1e9)
+        return engine.drafted(slots[1])[1]
+
+    assert accepted(1) > 0
+    assert accepted(2) == 0, "its sibling is at the other rank"

@@ -160,7 +160,7 @@ def test_ranks_that_cannot_be_are_refused_in_a_line(mixture, cluster, line):
     assert "\n" not in str(refused.value)
 
 
-def test_dense_models_and_drafts_have_no_ranks_in_lock_step(mixture):
+def test_dense_models_and_some_drafters_have_no_ranks_in_lock_step(mixture):
     for cluster, line in (
         (
             {"dp": 2},
@@ -175,8 +175,34 @@ def test_dense_models_and_drafts_have_no_ranks_in_lock_step(mixture):
                 prepare(asked)
         else:
             prepare(asked)
-    with pytest.raises(InputError, match="drafts of ranks in lock step are not modelled"):
-        prepare(scenario({"name": "verl_colocated", "speculation": "ngram"}, **mixture(dp=2)))
+    for name in ("tlt", "specactor"):
+        with pytest.raises(InputError, match="not modelled of ranks in lock step; use another"):
+            prepare(scenario(name, **mixture(dp=2, gpus=8)))
+
+
+@pytest.mark.parametrize(
+    "speculation",
+    ["ngram", "histospec", "siblings", "srt", {"name": "draft_model", "model": "qwen3-0.6b"}],
+)
+def test_drafts_of_ranks_lose_nothing_and_every_gpu_second_is_somewhere(mixture, speculation):
+    system = {"name": "verl_colocated", "speculation": speculation}
+    watched = watch(prepare(scenario(system, **mixture(dp=2))))
+    assert_nothing_is_lost(watched)
+    result = simulate(scenario(system, **mixture(dp=2)))
+    fall = waterfall(result)
+    assert fall.gpu_s["lock_step"] > 0
+    assert sum(fall.gpu_s.values()) == pytest.approx(fall.total_gpu_s)
+    assert result.spans.equals(simulate(scenario(system, **mixture(dp=2))).spans)
+
+
+def test_cuda_graphs_reach_as_far_as_the_drafted_tokens_of_all_sequences(mixture):
+    def graph_tokens(speculation):
+        system = {"name": "verl_colocated", "speculation": speculation}
+        engine = {"max_num_seqs": 20}
+        return prepare(scenario(system, **mixture(dp=2, engine=engine))).limits.graph_tokens
+
+    assert graph_tokens("none") == 40
+    assert graph_tokens({"name": "ngram", "window": {"kind": "fixed", "tokens": 3}}) == 4 * 40
 
 
 def test_verl_and_slime_are_launched_with_the_ranks(mixture):

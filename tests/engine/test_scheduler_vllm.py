@@ -17,6 +17,7 @@ from tests.schedule_scenarios import (
     hybrid_scenario,
     play,
     random_scenario,
+    spaced_scenario,
     updated_scenario,
 )
 from tests.vllm_schedule import VllmPlayer, vllm_scheduler
@@ -109,3 +110,12 @@ def test_windows_and_states_share_the_blocks_as_in_vllm(model, async_scheduling:
 @pytest.mark.parametrize("scenario", SMALL)
 def test_what_once_differed_is_as_in_vllm(model, scenario: Callable[[], Scenario]):
     compare(model, [scenario()])
+
+
+@pytest.mark.parametrize(("async_scheduling", "drafts"), MODES)
+def test_spaced_contexts_and_a_watermark_are_as_in_vllm(model, async_scheduling: bool, drafts: int):
+    """I24: contexts some passes apart (0.32 is told when, 0.33 counts them), and blocks that stay free at admission."""
+    totals = compare(
+        model, (spaced_scenario(seed, async_scheduling, drafts) for seed in range(SCENARIOS))
+    )
+    assert totals["preempted"] > SCENARIOS // 2, "the scenarios are scarce in blocks"

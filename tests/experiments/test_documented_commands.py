@@ -117,7 +117,9 @@ COMMANDS = {
         "--small --jobs 1", "experiments/systems.md", changes=((" ../shared/data", ""),)
     ),
     "python experiments/validate_engine.py ../shared/data": Small(),
+    "python experiments/short_of_kv.py": Small("--small"),
     "python experiments/validate_profiles.py ../shared/data": Small(needs="aiconfigurator"),
+    "python experiments/validate_verification.py ../shared/data": Small(),
     "python experiments/validate_replay.py --page experiments/replay.md": Small(
         "--only one --seeds 0 --repeats 1", "experiments/replay.md", needs="vllm"
     ),

@@ -60,6 +60,12 @@ class ReferenceEngine:
     drift: float = 1.0
     calm: int = 0
     speculates: bool = False
+    open: bool = False  # whether the pass to come verifies drafts …
+    arm: Arm | None = None  # … and how a model drafted them
+    last_prefill: int = -(10**9)  # the last pass with contexts, the first pass being 1
+    wave: int = 0  # passes that were over when no rank had a request
+    crowded: bool = False  # the last pass that could start requests left some waiting
+    decodes_alone: bool = False  # the pass to come computes no context
 
     def __post_init__(self) -> None:
         t = self.tables
@@ -291,6 +297,7 @@ class ReferenceEngine:
         windowed = min(columns, self.blocks(limits.window_tokens - 1 + flying) + 1)
         need = limits.full_groups * columns + limits.window_groups * windowed + limits.state_blocks
         need += self._blocks.unused(found) - len(found)
+        need += limits.watermark_blocks if self.batch else 0
         return need <= self.free_blocks + sum(r.blocks for r in self.held)
 
     def needed(self, request: Request, tokens: int) -> int:
@@ -335,11 +342,12 @@ class ReferenceEngine:
         budget = self.limits.max_num_batched_tokens
         plan: list[tuple[Request, int]] = []
         preempted = prefilling = False
+        self.decodes_alone = self.puts_contexts_off()
         at = 0
         while at < len(self.batch) and budget > 0:
             request = self.batch[at]
             at += 1
-            if request.skipped:
+            if request.skipped or (self.decodes_alone and not request.sampled):
                 continue
             drafted = request.proposal[0] if request.proposal else 0
             new = min(request.known - request.computed + drafted, budget)
@@ -367,11 +375,13 @@ class ReferenceEngine:
                     min(request.proposal[1], new - 1),
                 )
             plan.append((request, new))
-        decoding = bool(plan)
+        decoding, prefilled = bool(plan), False
         while not preempted and budget > 0 and self.admits():
             request = self.queue[0]
             found = self.find(request)
             computed = max(len(found) * self.limits.block_size, request.computed)
+            if self.decodes_alone and request.known - computed > 1:
+                break
             new = min(request.known - computed, budget)
             request.padding = 0
             if request.known - computed == 1 and not prefilling and (decoding or computed > 0):
@@ -394,17 +404,30 @@ class ReferenceEngine:
             self.take(request, computed + new)
             self.name_blocks(request, min(computed + new, request.delivered))
             budget -= new
+            prefilled |= request.known - computed > 1
             plan.append((request, new))
+        if not preempted and not self.decodes_alone:
+            self.crowded = any(self.knows_all or r.seen_at <= self.passes for r in self.queue)
+        if prefilling or prefilled:
+            self.last_prefill = self.passes + 1
         return plan
 
-    def iterate(self) -> None:
-        opened = self.opened()
-        drafting = [r for r in self.batch if self.drafts(r)] if opened else []
+    def puts_contexts_off(self) -> bool:
+        """Return whether the pass to come leaves out all that is not decoding (vLLM's `prefill_schedule_interval`)."""
+        interval, number = self.limits.prefill_interval, self.passes + 1
+        in_step = (number - 1 - self.wave) % interval == 0
+        early = not in_step if self.limits.dp > 1 else number - self.last_prefill < interval
+        return early and not self.crowded and any(r.sampled for r in self.batch)
+
+    def draft(self) -> float:
+        """Let requests draft for the pass to come; return the seconds of that."""
+        self.open = self.opened()
+        drafting = [r for r in self.batch if self.drafts(r)] if self.open else []
         for request in self.batch:
             request.proposal = None
         draft_s = 0.0
         if drafting:
-            arm = self.choose(sum(r.key is not None for r in drafting))
+            arm = self.arm = self.choose(sum(r.key is not None for r in drafting))
             levels = 0
             for request in drafting:
                 request.proposal = self.propose(request, arm)
@@ -413,6 +436,10 @@ class ReferenceEngine:
                     levels, arm.tree.draft_depth if in_tree and arm.tree else request.proposal[0]
                 )
             draft_s = arm.round_s + levels * arm.step_s
+        return draft_s
+
+    def iterate(self) -> None:
+        draft_s = self.draft()
         plan, prefilled = self.schedule(), self.prefill_tokens
         seconds = self.pass_s(plan) if plan else 0.0
         places = self.places
@@ -429,6 +456,22 @@ class ReferenceEngine:
         prefilled = self.prefill_tokens - prefilled
         self.passes += 1
         self.gain(plan)
+        self.learn(plan, took_s)
+        self.stop()
+        if self.rules is not None and self.rules.elastic is not None:
+            threshold, patience = self.rules.elastic
+            if not self.speculates and not prefilled:
+                self.calm = self.calm + 1 if places <= threshold else 0
+                if self.calm >= patience:
+                    self.speculates = True
+                    if any(r.key is not None for r in self.running):
+                        self.recompute_running()
+        if not self.limits.async_scheduling:
+            self.catch_up()
+
+    def learn(self, plan: list[tuple[Request, int]], took_s: float) -> None:
+        """Let requests learn from what a pass that took `took_s` has verified."""
+        arm = self.arm
         verified = [
             r
             for r, _ in plan
@@ -444,30 +487,20 @@ class ReferenceEngine:
             request.verified_total += request.gained if drafted else 0
             self.late_drafted += drafted
             self.late_accepted += accepted
-            if request.key is not None and arm.tree is not None:
+            if request.key is not None and arm is not None and arm.tree is not None:
                 in_trees.append(accepted)
             else:
                 request.window = self.rules.window(request.window, drafted, accepted)
-        gated = self.rules is not None and self.rules.gate is not None and not opened
+        gated = self.rules is not None and self.rules.gate is not None and not self.open
         if verified or gated:
             self.late_drafted *= 63 / 64
             self.late_accepted *= 63 / 64
         if in_trees:
-            assert self.rules is not None and self.rules.bandit is not None and arm.tree is not None
+            assert self.rules is not None and self.rules.bandit is not None
+            assert arm is not None and arm.tree is not None
             self.rules.bandit.observe(
                 arm.tree, 1 + sum(in_trees) / len(in_trees), len(in_trees), took_s
             )
-        self.stop()
-        if self.rules is not None and self.rules.elastic is not None:
-            threshold, patience = self.rules.elastic
-            if not self.speculates and not prefilled:
-                self.calm = self.calm + 1 if places <= threshold else 0
-                if self.calm >= patience:
-                    self.speculates = True
-                    if any(r.key is not None for r in self.running):
-                        self.recompute_running()
-        if not self.limits.async_scheduling:
-            self.catch_up()
 
     def gain(self, plan: list[tuple[Request, int]]) -> None:
         """Give each request what it computes and gains in a pass that is over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,13 +10,14 @@ import numpy as np
 from simrl.engine.state import Limits
 from simrl.profile.profile import Tables
 from tests.references.engine import ReferenceEngine
-from tests.references.requests import Request
+from tests.references.requests import Request, Rules
 
 
 @dataclass
 class ReferenceLockStep:
     tables: Tables
     limits: Limits
+    rules: Rules | None = None  # of each rank, which learns alone
     slowdown: float = 1.0
     now_s: float = 0.0
     waited_s: float = 0.0  # over all ranks
@@ -26,7 +28,10 @@ class ReferenceLockStep:
 
     def __post_init__(self) -> None:
         alone = self.tables._replace(least_pass_s=0.0, least_sequence_s=0.0)
-        self.ranks = [ReferenceEngine(alone, self.limits) for _ in range(self.limits.dp)]
+        self.ranks = [
+            ReferenceEngine(alone, self.limits, rules=deepcopy(self.rules))
+            for _ in range(self.limits.dp)
+        ]
 
     @property
     def busy(self) -> bool:
@@ -64,7 +69,11 @@ class ReferenceLockStep:
         return float(np.interp(tokens, self.tables.dense_tokens, self.tables.dense_s))
 
     def iterate(self) -> None:
-        """Make a pass: each rank plans as an engine does, and all compute as long as the one with the most to do."""
+        """Make a pass: each rank drafts and plans as an engine does, and all take as long as the one with the most to do."""
+        if not any(rank.batch for rank in self.ranks):
+            for rank in self.ranks:
+                rank.wave = rank.passes
+        round_s = max(rank.draft() for rank in self.ranks)
         plans, alone = self.plans()
         for rank in self.ranks:
             rank.catch_up()
@@ -81,19 +90,31 @@ class ReferenceLockStep:
                     longest, own_s + (self.dense_s(largest) - self.dense_s(n) if padded else 0.0)
                 )
         pause_s = self.tables.between_passes_s
-        sampled = float(max(map(len, plans)))
+        sampled = float(max(map(self.hosted, plans)))
         least_s = self.tables.least_pass_s + self.tables.least_sequence_s * sampled
         seconds = max(longest + self.experts_s(in_all), least_s + pause_s)
-        self.now_s += self.slowdown * seconds
+        took_s = self.slowdown * (round_s + seconds)
+        self.now_s += took_s
         for rank, plan in zip(self.ranks, plans, strict=True):
             self.dummies += not plan
             rank.plan, rank.knows_all = plan, not self.limits.async_scheduling
             rank.now_s = self.now_s
             rank.passes += 1
             rank.gain(plan)
+            rank.learn(plan, took_s)
             rank.stop()
             if not self.limits.async_scheduling:
                 rank.catch_up()
+
+    @staticmethod
+    def hosted(plan: list[tuple[Request, int]]) -> int:
+        """Return how many tokens the host handles: one a request, and those of old responses that a context verifies."""
+        tokens = len(plan)
+        for r, new in plan:
+            decodes = r.computed > 0 and new == 1 + (r.proposal or (0, 0))[0] + r.padding
+            if r.old_tokens and not decodes:
+                tokens += max(r.computed + new - max(r.computed, r.prompt), 0)
+        return tokens
 
     def plans(self) -> tuple[list[list[tuple[Request, int]]], list[float]]:
         """Return what each rank computes in the next pass, and how long that takes it without the experts."""

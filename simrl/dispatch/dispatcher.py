@@ -281,6 +281,16 @@ class Dispatcher:
         """The workers that take samples."""
         return list(map(int, np.flatnonzero(self._places.active)))
 
+    @property
+    def number_active(self) -> int:
+        """The number of workers that take samples."""
+        return int(np.count_nonzero(self._places.active))
+
+    @property
+    def is_full(self) -> bool:
+        """True if as many samples are in flight as may be: another would wait outside."""
+        return self.in_flight >= self._waiting.most
+
     def takes_samples(self, worker: int) -> bool:
         """Return whether a worker takes samples."""
         return bool(self._places.active.item(worker))

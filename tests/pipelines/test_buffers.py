@@ -378,10 +378,15 @@ def test_areal_s_slow_start_supplies_a_batch_a_second_while_an_update_waits():
 def test_a_pool_s_groups_that_are_drawn_late_run_as_if_all_had_been_drawn_at_once(
     parameters, monkeypatch
 ):
-    """Four responses an engine of a pool of four groups an engine: most groups wait."""
-    run = prepared(on_gpus("slime_fully_async", parameters, 2, steps=6))
+    """Sixteen responses run of a pool of sixteen groups of eight: most of them wait."""
+    several = {"sglang_server_concurrency": 8, **parameters}
+    slow = {"roofline": {"between_passes_s": 0.1}}
+    lengths = scenario().workload.synthetic.model_copy(update={"group": 8}).model_dump()
+    changes = {"profile": slow, "workload": {"synthetic": lengths}}
+    run = prepared(on_gpus("slime_fully_async", several, 2, steps=2, **changes))
     late = simulate_prepared(run)
-    monkeypatch.setattr(GroupStream, "begins_late", property(lambda _: False, lambda *_: None))
+    at_once_too = property(lambda _: False, lambda *_: None)
+    monkeypatch.setattr(GroupStream, "begins_late", at_once_too, raising=False)
     at_once = simulate_prepared(run)
     for name in ("spans", "steps", "segments"):
         assert getattr(late, name).equals(getattr(at_once, name))

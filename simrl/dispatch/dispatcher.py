@@ -294,6 +294,16 @@ class Dispatcher:
         return list(map(int, np.flatnonzero(self._places.active)))
 
     @property
+    def number_active(self) -> int:
+        """The number of workers that take samples."""
+        return int(np.count_nonzero(self._places.active))
+
+    @property
+    def is_full(self) -> bool:
+        """True if as many samples are in flight as may be: another would wait outside."""
+        return self.in_flight >= self._waiting.most
+
+    @property
     def lost(self) -> list[int]:
         """The workers that are lost, and not back yet."""
         return sorted(self._lost)

@@ -72,12 +72,14 @@ def one_batch_ahead(stream: GroupStream) -> int:
 
 def engines(stream: GroupStream) -> int:
     """Return the number of workers that are there."""
-    return max(len(stream.run.dispatcher.active), 1)
+    return max(stream.run.dispatcher.number_active, 1)
 
 
 def semaphore(stream: GroupStream, *, per_engine: int) -> None:
-    """Let at most `per_engine` responses an engine be in flight."""
+    """Let at most `per_engine` responses an engine be in flight. A group of the pool is drawn from an
+    endless workload when its first response may start, for the pool may hold many more."""
     stream.run.dispatcher.limit(per_engine * engines(stream))
+    stream.begins_late = not stream.run.workload.once
 
 
 def pool(stream: GroupStream, *, per_engine: int, poll_s: float) -> int:

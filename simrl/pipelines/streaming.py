@@ -22,7 +22,7 @@ from simrl.pipelines.context import RunContext
 from simrl.runtime.events import Signal, call_at, gather, on_fire
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.worker import GroupRun
-from simrl.trace.sample import Group, Sample
+from simrl.trace.sample import Sample
 from simrl.validation import shortened
 
 FURTHEST_AHEAD = 128  # batches that a rule may submit at once beyond those that the run trains
@@ -81,6 +81,9 @@ class GroupStream:
         self._evicted: set[int] = set()
         # groups that begin next, before new ones: number and what they have
         self._in_line: deque[tuple[int, list[Rollout]]] = deque()
+        self._in_pool: deque[tuple[int, list[Rollout] | None]] = deque()  # that run and begin next
+        # whether a group of which no response may start waits in the pool, undrawn
+        self.begins_late = False
         self._finished: dict[int, list[Rollout]] = {}  # of running groups that were taken back
         self._sleeps = False  # from `sleep` to `wake`
         self._asleep: dict[int, list[Rollout]] = {}  # what was taken back meanwhile, by number
@@ -131,10 +134,18 @@ class GroupStream:
                     f"{run.steps * run.workload.batch_groups}; let the room fall with each group, such as "
                     "(version + 1 + ahead) * batch - GroupStream.kept"
                 )
-            number, rollouts = self._next()
-            self._follow(number, self._at_work(self._left(number, rollouts)))
+            self._in_pool.append(self._next())
+            self._begin()
             room = self._checked_room(self._room)
         self.on_admitted()
+
+    def _begin(self) -> None:
+        """Begin groups of the pool, in its order; with `begins_late`, only while a response may start."""
+        dispatcher = self.run.dispatcher
+        while self._in_pool and not (self.begins_late and dispatcher.is_full):
+            number, rollouts = self._in_pool.popleft()
+            left = self._left(number, self._drawn() if rollouts is None else rollouts)
+            self._follow(number, self._at_work(left))
 
     def _at_work(self, rollouts: list[Rollout]) -> GroupRun:
         """Submit a group, which goes on from what it has."""
@@ -151,6 +162,7 @@ class GroupStream:
 
     def _response_ended(self, end: Any) -> None:
         if end.ok:  # a failure reaches the run through the group
+            self._begin()
             self.unfinished -= 1
             self.on_response(end.value.done)
             self.admit()
@@ -198,21 +210,21 @@ class GroupStream:
     def submit(self, to: int) -> list[tuple[Sample, simpy.Event]]:
         """Submit the next group to one worker. Return its samples with their dispatcher events."""
         number, rollouts = self._next()
-        group = [rollout.sample for rollout in rollouts]
+        group = [rollout.sample for rollout in rollouts or self._drawn()]
         ends = self.run.dispatcher.submit(group, to=[to] * len(group))
         on_fire(gather(self.run.env, ends), partial(self._ended, number))
         return list(zip(group, ends, strict=True))
 
-    def _line_up(self, group: Group) -> None:
-        """Let a group begin next."""
-        self._in_line.append((self.submitted, [Rollout(sample, (), False) for sample in group]))
-        self.submitted += 1
+    def _drawn(self) -> list[Rollout]:
+        """Return the next group of the workload, of which nothing is generated."""
+        (group,) = self.run.workload.next_groups(1)
+        return [Rollout(sample, (), False) for sample in group]
 
-    def _next(self) -> tuple[int, list[Rollout]]:
-        """Return the group that runs from now on: its number, and what its samples have."""
-        if not self._in_line:
-            self._line_up(*self.run.workload.next_groups(1))
-        number, rollouts = self._in_line.popleft()
+    def _next(self) -> tuple[int, list[Rollout] | None]:
+        """Return the group that runs from now on: its number, and what its samples have; None for one
+        that is drawn when it begins."""
+        number, rollouts = self._in_line.popleft() if self._in_line else (self.submitted, None)
+        self.submitted += rollouts is None
         self.running[number] = self._stamp()
         return number, rollouts
 
@@ -297,7 +309,8 @@ class GroupStream:
             self._count_stale(self._drop(groups))
         for group in groups if retry else []:
             samples = [self.run.workload.again(rollout.sample) for rollout in group.rollouts]
-            self._line_up(samples)
+            self._in_line.append((self.submitted, [Rollout(one, (), False) for one in samples]))
+            self.submitted += 1
         self.admit()
 
     def _drop(self, groups: list[Finished]) -> int:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import logging
 import multiprocessing
 import os
 import pickle
 import socket
 import traceback
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import replace
@@ -40,6 +41,7 @@ from simrl.study.point import Outcome, Point, in_texts, simulate_point
 
 A = TypeVar("A")
 T = TypeVar("T")
+log = logging.getLogger(__name__)
 TRIES = 2
 RAY_TRIES = 5  # nodes may go one after the other
 IN_FLIGHT = 2  # points on their way for each CPU of a cluster
@@ -267,10 +269,12 @@ class RayCluster:
     def outcomes(self, points: Sequence[Point]) -> Outcomes:
         import ray
 
-        simulate = ray.remote(num_cpus=1, max_retries=RAY_TRIES - 1)(_simulate_on_node)
+        # A lost task comes back here, to be counted, and goes out again.
+        simulate = ray.remote(num_cpus=1, max_retries=0)(_simulate_on_node)
         stored: dict[str, Any] = {}
         pending: dict[Any, int] = {}
         todo = deque(range(len(points)))
+        losses = Counter[int]()  # by place
         try:
             while todo or pending:
                 most = IN_FLIGHT * max(int(ray.cluster_resources().get("CPU", 1)), 1)
@@ -288,13 +292,26 @@ class RayCluster:
                         )
                     pending[simulate.remote(points[i], points[i].code["code"], files)] = i
                 for reference in ray.wait(list(pending))[0]:
-                    yield pending.pop(reference), _fetched(reference)
+                    i, outcome = pending.pop(reference), _fetched(reference)
+                    if isinstance(outcome, str):
+                        losses[i] += 1
+                        if losses[i] < RAY_TRIES:
+                            todo.appendleft(i)
+                            continue
+                        outcome = LostTask(
+                            f"its process or node was lost {RAY_TRIES} times ({outcome})"
+                        )
+                    yield i, outcome
+            if losses:
+                points_again = "1 point" if len(losses) == 1 else f"{len(losses)} points"
+                log.warning(f"--ray: a worker was lost; {points_again} of it ran again elsewhere")
         finally:
             for reference in pending:
                 ray.cancel(reference, force=True)
 
 
-def _fetched(reference: Any) -> Outcome | LostTask:
+def _fetched(reference: Any) -> Outcome | LostTask | str:
+    """Return the outcome of a task; the cause in words if its process or node was lost."""
     import ray
 
     try:
@@ -306,9 +323,7 @@ def _fetched(reference: Any) -> Outcome | LostTask:
             raise StoppedError(
                 f"--ray: a node could not simulate a point ({cause}); every node needs this version of simrl"
             ) from error
-        return LostTask(
-            f"its process or node was lost {RAY_TRIES} times ({type(error).__name__}: {cause})"
-        )
+        return f"{type(error).__name__}: {cause}"
     return outcome
 
 

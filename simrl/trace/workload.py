@@ -33,7 +33,7 @@ class Workload:
         self._rest: deque[Group] = deque()
         self._next_slice = 0
         self._passes = 0
-        self._once = once
+        self.once = once
         self._epochs = 1 + int(trace.column("epoch").max())
         _, first, end = trace.step_slices[0]
         self.batch_responses = end - first
@@ -42,7 +42,7 @@ class Workload:
     @property
     def ended(self) -> bool:
         """Return whether all groups of a trace that is used once are drawn."""
-        return self._once and self._passes > 0 and not self._rest
+        return self.once and self._passes > 0 and not self._rest
 
     def profiled_tokens(self) -> list[NDArray[np.int64]]:
         """Return the response lengths of each group of the first step, which a profiling run before

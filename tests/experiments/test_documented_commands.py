@@ -77,6 +77,9 @@ COMMANDS = {
         "experiments/bench/peers.md",
         changes=((" --aisimulate peers/bin/aisimulate", ""),),
     ),
+    "python experiments/bench/sweep_scale.py": Small(
+        "--systems areal --gpus 16,64 --lengths 500 --jobs 1"
+    ),
     "python experiments/beside_aisimulate.py --measured ../shared/data --write": Small(
         writes="experiments/beside_aisimulate.md", needs="aisimulate"
     ),

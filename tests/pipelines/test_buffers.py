@@ -6,16 +6,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import SimpleNamespace
 
+import pyarrow.compute as pc
 import pytest
 
 from simrl.dispatch.concurrency import AdaptiveConcurrency, Bursts
 from simrl.pipelines import prime_rl, words
 from simrl.pipelines.buffered import Rules, buffered
+from simrl.pipelines.streaming import GroupStream
 from simrl.result.metrics import summary
 from simrl.runtime.worker import EngineLoad
+from simrl.simulate.run import simulate_prepared
 from simrl.systems.recipes import make_system
 from tests.conservation import assert_nothing_is_lost
-from tests.helpers import prepared, rows, scenario, watch
+from tests.helpers import on_gpus, prepared, rows, scenario, watch
 from tests.references import buffers
 
 SEQUENCES = 1000
@@ -369,3 +372,24 @@ def test_areal_s_slow_start_supplies_a_batch_a_second_while_an_update_waits():
     assert batches(False)[0] == 16
     slow = batches(True)
     assert set(slow) == {4} and len(slow) <= 4
+
+
+@pytest.mark.parametrize("parameters", [{}, {"aborted": "start_over"}])
+def test_a_pool_s_groups_that_are_drawn_late_run_as_if_all_had_been_drawn_at_once(
+    parameters, monkeypatch
+):
+    """Sixteen responses run of a pool of sixteen groups of eight: most of them wait."""
+    several = {"sglang_server_concurrency": 8, **parameters}
+    slow = {"roofline": {"between_passes_s": 0.1}}
+    lengths = scenario().workload.synthetic.model_copy(update={"group": 8}).model_dump()
+    changes = {"profile": slow, "workload": {"synthetic": lengths}}
+    run = prepared(on_gpus("slime_fully_async", several, 2, steps=2, **changes))
+    late = simulate_prepared(run)
+    at_once_too = property(lambda _: False, lambda *_: None)
+    monkeypatch.setattr(GroupStream, "begins_late", at_once_too, raising=False)
+    at_once = simulate_prepared(run)
+    for name in ("spans", "steps", "segments"):
+        assert getattr(late, name).equals(getattr(at_once, name))
+    began = [r.samples.filter(pc.is_valid(r.samples["worker"])) for r in (late, at_once)]
+    assert began[0].equals(began[1])
+    assert late.samples.num_rows < at_once.samples.num_rows

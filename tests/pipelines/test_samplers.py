@@ -49,7 +49,9 @@ class Stream:
     scoring: int = 0
     group_size: int = 1
     run: Any = field(
-        default_factory=lambda: SimpleNamespace(steps=10**6, dispatcher=SimpleNamespace(active=[0]))
+        default_factory=lambda: SimpleNamespace(
+            steps=10**6, dispatcher=SimpleNamespace(number_active=1)
+        )
     )
 
     @property

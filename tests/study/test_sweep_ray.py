@@ -1,6 +1,7 @@
 """A sweep on a Ray cluster of two nodes, here on one machine: the same table as from this process, also when a node dies."""
 
 import importlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -60,7 +61,9 @@ def planned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepPlan:
 
 
 @pytest.mark.slow
-def test_a_node_that_is_killed_in_mid_sweep_changes_no_byte(planned: SweepPlan) -> None:
+def test_a_node_that_is_killed_in_mid_sweep_changes_no_byte_and_is_told_in_a_line(
+    planned: SweepPlan, caplog: pytest.LogCaptureFixture
+) -> None:
     rows = run(planned, {}, Path("here"), Here(), {}).rows
     assert 0 < sum("does not divide" in (row["error"] or "") for row in rows) < len(rows)
     with two_nodes() as (cluster, second):
@@ -77,6 +80,9 @@ def test_a_node_that_is_killed_in_mid_sweep_changes_no_byte(planned: SweepPlan) 
         assert eventually(lambda: sum(node["Alive"] for node in ray.nodes()) == nodes - 1, 60.0)
     assert len(done) == len(planned.points) == 48
     assert contents(Path("there")) == contents(Path("here"))
+    told = [record.getMessage() for record in caplog.records if "--ray" in record.getMessage()]
+    assert len(told) == 1
+    assert re.fullmatch(r"--ray: a worker was lost; \d+ points? of it ran again elsewhere", told[0])
 
 
 class Foreign(Point):

@@ -25,13 +25,18 @@ from simrl.scenario.faults import Fault, Lost, Slow, WeightSyncDelayed
 
 
 def check_faults(
-    faults: Sequence[Fault], workers: int, waits_for_lost: bool, elastic: str | None
+    faults: Sequence[Fault],
+    workers: int,
+    waits_for_lost: bool,
+    elastic: str | None,
+    prefill: int = 0,
 ) -> None:
     """Raise `InputError` for a worker that the system does not have, and for losses after which
     nothing could continue.
 
     `waits_for_lost`: in this system, samples of a lost worker wait for that worker. `elastic`:
-    what moves GPUs between workers and trainer; a trainer that loses GPUs is not modelled.
+    what moves GPUs between workers and trainer; a trainer that loses GPUs is not modelled. The last
+    `prefill` workers are a pool that the others need.
     """
     for i, fault in enumerate(faults):
         refuse(
@@ -55,8 +60,12 @@ def check_faults(
     worker, i = next(iter(gone.items()), (0, 0))
     refuse(
         (
-            len(gone) == workers,
-            f"faults: all {workers} rollout workers are lost for good; give one of them a back_s",
+            {*range(workers - prefill)} <= gone.keys(),
+            f"faults: all {workers - prefill} rollout workers are lost for good; give one of them a back_s",
+        ),
+        (
+            prefill and {*range(workers - prefill, workers)} <= gone.keys(),
+            f"faults: all {prefill} prefill workers are lost for good; give one of them a back_s",
         ),
         (
             gone and waits_for_lost,

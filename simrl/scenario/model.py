@@ -108,6 +108,24 @@ class TrainPool(_Section):
     """data sheet of the GPU, as cluster.sheet"""
 
 
+class PrefillPool(_Section):
+    """Rollout GPUs that only prefill: the other ones decode, and KV caches go from pool to pool
+    over the network (docs/clusters.md)."""
+
+    gpus: GpuCount
+    """GPUs that prefill, of those that roll out"""
+    tp: PositiveInt | None = None
+    """tensor-parallel size of a prefill worker; `cluster.tp`, then of the decode workers, if not
+    given"""
+    dispatch: Literal["prefix", "least_requests"] = "prefix"
+    """worker of a prefill. prefix: the one that has the sample's context or its group's prompt,
+    unless it is overloaded (sgl-router's cache_aware); least_requests: the one with the fewest
+    requests"""
+    link_bytes_per_s: BytesPerS | None = None
+    """rate at which a GPU sends or receives KV cache; its share in the scale-out network if not
+    given"""
+
+
 class ClusterConfig(_Section):
     """The GPUs. `tp` × `dp` of them make one rollout worker."""
 
@@ -133,6 +151,8 @@ class ClusterConfig(_Section):
     train: TrainPool | None = None
     """separate GPUs for training, also of another kind: {gpu: h800, gpus: 32, cost_per_gpu_hour:
     3}"""
+    prefill: PrefillPool | None = None
+    """a pool of rollout GPUs that only prefill, beside one that decodes: {gpus: 8, tp: 4}"""
     gpus_per_node: PositiveInt | None = None
     """GPUs that share a host; the data sheet's if not given: 8, or 4 of gb200, gb300 and gh200"""
     nvlink_domain: PositiveInt | None = None
@@ -209,6 +229,16 @@ class ClusterConfig(_Section):
     def worker_gpus(self) -> int:
         """Return the GPUs of a rollout worker, without the GPUs of a drafter."""
         return self.tp * self.dp
+
+    @property
+    def prefill_gpus(self) -> int:
+        """Return the rollout GPUs that only prefill."""
+        return self.prefill.gpus if self.prefill else 0
+
+    @property
+    def prefill_unit(self) -> int:
+        """Return the GPUs of a prefill worker."""
+        return (self.prefill and self.prefill.tp or self.tp) * self.dp
 
     @property
     def all_gpus(self) -> int:

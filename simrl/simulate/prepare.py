@@ -27,6 +27,7 @@ from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_drafter_fits
 from simrl.simulate.modelled import not_modelled
+from simrl.simulate.prefill import with_prefill
 from simrl.simulate.rollpacker import other_layouts
 from simrl.simulate.specactor import fetched_share, with_best_verifier
 from simrl.simulate.training_checks import (
@@ -62,6 +63,7 @@ class Prepared(Deployment):
     tail: TailPlan | None = None
     agents: AgentRules = PLAIN
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
+    prefill: Prepared | None = None  # of the prefill workers; the other ones then decode
 
     @property
     def deployment(self) -> Deployment:
@@ -79,6 +81,7 @@ class Prepared(Deployment):
         rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
+        capped = capped or self.scenario.cluster.prefill
         followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
         return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
 
@@ -98,7 +101,7 @@ class Prepared(Deployment):
 
     @property
     def rollout_gpus(self) -> int:
-        return self.workers * self.gpus_per_worker
+        return self.workers * self.gpus_per_worker + self.scenario.cluster.prefill_gpus
 
     @property
     def gpus(self) -> int:
@@ -212,7 +215,7 @@ class Prepared(Deployment):
             "train_gpus": self.train_gpus,
             "links": self.links,
             **({"model_config": read} if (read := understood(s.model)) else {}),
-            "prefix_caching": self.limits.prefix_caching,
+            "prefix_caching": (self.prefill or self).limits.prefix_caching,
             "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
             "load_weights_s": self.costs.load_s + self.costs.pause_s,
             "load_weights_kind": "given"
@@ -227,6 +230,7 @@ class Prepared(Deployment):
                 **self.profile.metadata.model_dump(),
                 "corrections": list(self.profile.corrections),
             },
+            **({"prefill": self.prefill.layout} if self.prefill else {}),
             **(
                 {"layouts": [size.layout for size in (self, *self.layouts)]} if self.layouts else {}
             ),
@@ -250,6 +254,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
             scenario, system.speculation, gpus, partial(_deployment, system=system, inputs=inputs)
         )
     prepared = _prepared(scenario, system, inputs)
+    if scenario.cluster.prefill is not None:
+        return with_prefill(prepared, lambda formed: _prepared(formed, system, inputs))
     if not system.tp_sizes:
         return prepared
     return replace(
@@ -286,7 +292,9 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     require_parallelism(training, model, train_gpus)
     require_training_precision(precision.training, cluster.train_kind, training)
     elastic = "adapt_split_every" if system.adapt_split_every else system.elastic and system.name
-    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", elastic)
+    prefill = cluster.prefill_gpus // cluster.prefill_unit
+    waits = system.dispatch.on_loss == "wait"
+    check_faults(scenario.faults, workers + prefill, waits, elastic, prefill)
     if system.needs_rewards:
         _require_unequal_rewards(deployment.trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
@@ -299,7 +307,7 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     limits = agents.limits(limits)
     if drafts is not None:
         require_drafter_fits(engine, precision, deployment, drafts, tail, limits)
-    costs = _worker_costs(scenario, system, deployment, drafts, train_gpus, workers)
+    costs = _worker_costs(scenario, system, deployment, drafts, train_gpus, workers + prefill)
     if tail is not None:
         tail = tail.fetching(fetched_share(tail.rule.kv, costs, deployment.profile, limits))
     prepared = Prepared(
@@ -513,7 +521,7 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
 def split_gpus(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:
     """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs
     go to training, or stay idle where that has a pool of its own."""
-    gpus = cluster.gpus
+    gpus, prefill = cluster.gpus, cluster.prefill_gpus
     if cluster.train is not None or system.rollout_share is None:
         extra = _share(gpus, system.extra_rollout_gpus) // unit
         there = "there are" if cluster.train is None else "cluster.gpus is"
@@ -524,19 +532,21 @@ def split_gpus(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, 
                 f"{unit}; use more",
             ),
             (
-                gpus < unit,
+                gpus - prefill < unit,
                 f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and {there} "
                 f"{gpus}; use more GPUs, or fewer draft_gpus",
             ),
             cause="GPUs of a worker",
         )
-        return gpus // unit + extra, cluster.train.gpus if cluster.train else gpus
-    workers = _share(gpus, system.rollout_share) // unit
-    train_gpus = gpus - workers * unit
+        workers = (gpus - prefill) // unit + extra
+        return workers, cluster.train.gpus if cluster.train else gpus
+    workers = (_share(gpus, system.rollout_share) - prefill) // unit
+    train_gpus = gpus - prefill - workers * unit
+    pool = f", {prefill} of them for prefill," if prefill else ","
     refuse(
         (
-            workers == 0 or train_gpus == 0,
-            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs, {unit} a worker, leaves "
+            workers <= 0 or train_gpus == 0,
+            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs{pool} {unit} a worker, leaves "
             f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share",
         ),
         cause="GPUs of a pool",

@@ -44,9 +44,20 @@ def _layout(prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared]
             f"{size}, and faults are of workers that stay; leave planner or faults out",
         ),
     )
+    try:
+        return prepare(scenario_at(prepared, tp))
+    except InputError as error:
+        raise InputError(f"{size}: {error}", error.cause) from error
+
+
+def scenario_at(prepared: Prepared, tp: int) -> Scenario:
+    """Return the scenario of a run with workers of another tensor-parallel size, their profile and
+    their share of the KV cache, and without pools."""
+    scenario, cluster = prepared.scenario, prepared.scenario.cluster
     ep, kv_tokens = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
-    formed = scenario.with_fields("cluster", tp=tp, ep=ep)
-    if scenario.profile.path is not None:
+    formed = scenario.with_fields("cluster", tp=tp, ep=ep, prefill=None)
+    formed = formed.model_copy(update={"faults": ()})
+    if scenario.profile.path is not None and tp != cluster.tp:
         name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))
         beside = Path(scenario.profile.path).with_name(name)
         formed = formed.with_fields(
@@ -57,7 +68,4 @@ def _layout(prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared]
     ):  # tokens of the cluster's workers: more GPUs share out the heads of more
         shards = [min(gpus, prepared.model.kv_heads) for gpus in (tp, cluster.tp)]
         formed = formed.with_fields("engine", kv_cache_tokens=kv_tokens * shards[0] // shards[1])
-    try:
-        return prepare(formed)
-    except InputError as error:
-        raise InputError(f"{size}: {error}", error.cause) from error
+    return formed

@@ -186,6 +186,7 @@ def rhymerl(
         schedule="one step off, each worker on its own" if weight_buffer else "one step off",
         dispatch=Dispatch(ranks, least_requests),
         host_buffer=weight_buffer,
+        loads_apart=True,
         paper="RhymeRL, arXiv 2508.18588",
         off_policyness=2 if histopipe and migration else 1,
         speculation=histospec(),
@@ -380,6 +381,7 @@ def laminar(sub_batch: Count | None = None, repack: bool = True, ramp_down: Shar
         ),
         schedule="fully asynchronous, each worker on its own",
         host_buffer=True,
+        loads_apart=True,
         paper="Laminar, arXiv 2510.12633",
         off_policyness=None,
     )

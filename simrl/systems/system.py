@@ -56,7 +56,8 @@ class System:
     `prefix_caching`: its engines cache prefixes, unless the scenario says otherwise. `critic`: a
     critic is trained, too (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and
     training, the trainer's between "updates" or any between "minibatches". `tp_sizes`:
-    tensor-parallel sizes that rollout may have in place of the cluster's.
+    tensor-parallel sizes that rollout may have in place of the cluster's. `loads_apart`: each worker
+    loads weights on its own, so that workers may have different versions for long.
     """
 
     name: str = ""
@@ -82,6 +83,7 @@ class System:
     adapt_split_every: int = 0
     elastic: Literal["updates", "minibatches", "updates and minibatches"] | None = None
     tp_sizes: tuple[int, ...] = ()
+    loads_apart: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property

@@ -46,6 +46,7 @@ class RunContext:
     group that `accepts` refuses is not trained. A worker has `lanes_each` lanes. A sequence has at
     most `context_tokens`. `layouts`: the run with workers of each tensor-parallel size that a
     planner may choose; none otherwise. `pool`: GPUs that change sides; None where none does.
+    `prefill`: workers that prefill for the `workers`, and load the same weights.
     """
 
     env: simpy.Environment
@@ -65,14 +66,16 @@ class RunContext:
     context_tokens: int = 1
     layouts: tuple[Layout, ...] = ()
     pool: ElasticPool | None = None
+    prefill: Sequence[RolloutWorker] = ()
 
     def load_weights(self, running: LoadMode | None = None) -> simpy.Event:
         """Load the newest weights at every worker, by the system's `on_update`, or with another
         mode for what is `running`. Fires when all have them."""
         version, mode = self.trainer.version, running or self.on_update.running
         retry_s = self.on_update.retry_s
+        everyone = [*self.workers, *self.prefill]
         return gather(
-            self.env, [worker.load_weights(version, mode, retry_s) for worker in self.workers]
+            self.env, [worker.load_weights(version, mode, retry_s) for worker in everyone]
         )
 
 

@@ -39,9 +39,11 @@ class Pauses:
         assert turn is not None
         if self._kv == "offload":
             self._offload(request, slot, now_s)
-        self.call_tool(
-            request, turn, now_s, partial(self._tool_over, request, slot, turn.observation_tokens)
-        )
+        over = partial(self._tool_over, request, slot, turn.observation_tokens)
+        if self._worker.prefill is not None:
+            self._worker.take_out(request)
+            over = partial(self._worker.prefill.begin, request)
+        self.call_tool(request, turn, now_s, over)
 
     def call_tool(
         self, request: WorkerRequest, turn: Turn, now_s: float, over: Callable[[], None]

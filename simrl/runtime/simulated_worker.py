@@ -16,10 +16,10 @@ from simrl.profile.profile import Tables
 from simrl.result.result import Work
 from simrl.runtime.agents import PLAIN, Agents
 from simrl.runtime.drafting import Drafting
-from simrl.runtime.events import call_at, call_last, gather
+from simrl.runtime.events import call_at, call_last
 from simrl.runtime.generation import Generation
 from simrl.runtime.pauses import Pauses
-from simrl.runtime.prefill import Arrivals, Ends
+from simrl.runtime.prefill import Prefill
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.requests import WorkerRequest
@@ -118,8 +118,9 @@ class SimulatedWorker:
     ) -> None:
         self.policy_version, self.index, self._lanes = 0, index, lanes
         self.lane = first_lane + index * lanes
-        self.arrivals: Arrivals | None = None  # set where it decodes what a pool prefills
-        self.prefills = False  # set where it is of such a pool
+        self.prefill: Prefill | None = None  # set where it decodes what others prefill
+        self.prefills = False  # set where it prefills what others decode
+        self._kv_version = 0  # of the oldest weights whose KV cache counts
         # An engine for each drafter, all on these GPUs and this KV cache; at most one of them has
         # requests.
         self._fleets = fleets
@@ -139,7 +140,6 @@ class SimulatedWorker:
         self._prompts = prompts
         self.aside: set[int] = set()  # slots that were interrupted and will be sent again
         self._tokens_before = self._asked_version = self._preemptions = 0
-        self._kv_version = 0  # of the oldest weights whose KV cache still counts
         self._spot = self._drafting.spot if self._drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
@@ -176,11 +176,7 @@ class SimulatedWorker:
         self, version: int, running: LoadMode = "recompute", retry_s: float = 0.0
     ) -> simpy.Event:
         self._prompts.version = version
-        loaded = self._ask_for_weights(version, running, retry_s)
-        if self.arrivals is None:
-            return loaded
-        prefill = self.arrivals.pool.load_weights(version, running, retry_s)
-        return gather(self.env, [loaded, prefill])
+        return self._ask_for_weights(version, running, retry_s)
 
     @at_boundary
     def _ask_for_weights(
@@ -272,12 +268,7 @@ class SimulatedWorker:
         self._load_what_may()
         for command in commands:
             command()
-        self._let_in()
         self._generation.go_on(self)
-
-    def _let_in(self) -> None:
-        if self.arrivals is not None:
-            self.arrivals.let_in()
 
     def _settle(self, time_s: float) -> list[tuple[float, simpy.Event, object]]:
         """Run to the first boundary after a time, or move the idle engine there; return the events
@@ -302,8 +293,8 @@ class SimulatedWorker:
         )
         ready_s = max(self.engine.now_s + fetch_s, request.rollout.environment_until_s)
         enter = self._enter
-        if self.arrivals is not None and not request.cached:
-            enter = self.arrivals.begin
+        if self.prefill is not None and not request.cached:
+            request.cached, enter = 1.0, self.prefill.begin
         if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: enter(request))):
             enter(request)
 
@@ -373,7 +364,7 @@ class SimulatedWorker:
 
     def finish_early(self, request: WorkerRequest, done: bool, *events: simpy.Event) -> None:
         """End a request before its length, and let its event and `events` fire with its rollout."""
-        if self.arrivals is not None and self.arrivals.delays(request, done, events):
+        if self.prefill is not None and self.prefill.ends(request, done, *events):
             return
         del self._requests[request.sample.uid]
         rollout = self._leave(request, done)
@@ -385,10 +376,11 @@ class SimulatedWorker:
     def _leave(self, request: WorkerRequest, done: bool = False) -> Rollout:
         """Take a request out of the engine. Return its rollout."""
         rollout = self._rollout(request, self.engine.now_s, done)
-        self._take_out(request)
+        self.take_out(request)
         return rollout
 
-    def _take_out(self, request: WorkerRequest) -> None:
+    def take_out(self, request: WorkerRequest) -> None:
+        """Take a request out of the engine, if it is there, as it is."""
         if request.slot is not None:
             self.engine.abort(request.slot)
             self.aside.discard(request.slot)
@@ -396,25 +388,24 @@ class SimulatedWorker:
             self._rest(request.slot, self.engine.now_s)
             request.slot = None
 
-    def prefilled(self, request: WorkerRequest, rollout: Rollout, ends: Ends | None) -> None:
+    def prefilled(self, request: WorkerRequest, rollout: Rollout, prefill: Prefill) -> None:
         """Go on with a request whose KV cache has come from a prefill worker, or which ends."""
-        made = rollout.tokens - request.rollout.tokens
-        request.tokens_before, request.rollout = request.tokens_before + made, rollout
+        made, (ended, events) = rollout.tokens - request.rollout.tokens, request.ends or (False, ())
+        is_over = request.ends is not None or rollout.tokens >= request.length
+        request.rollout, request.ends, again = rollout, None, partial(prefill.begin, request)
+        request.tokens_before += made
         for event in request.take_watches(rollout.tokens):
             self._fire(event)
         turn = request.turn_at(rollout.tokens) if made and not rollout.done else None
-        if turn is not None and self.arrivals is not None:
-            begin = partial(self.arrivals.begin, request)
-            self._pauses.call_tool(request, turn, rollout.finished_s, begin)
-        if ends or rollout.tokens >= request.length:
-            done, events = ends or (False, ())
+        if turn is not None:
+            self._pauses.call_tool(request, turn, rollout.finished_s, again)
+        if is_over:
             if rollout.done:
                 self._pauses.ended(request, self.engine.now_s)
-            self.finish_early(request, done or rollout.done, *events)
+            self.finish_early(request, ended or rollout.done, *events)
         elif turn is None and rollout.segments[-1].policy_version < self._kv_version:
-            self.arrivals.begin(request)
+            again()
         elif turn is None:
-            request.cached = 1.0
             self._enter(request)
 
     def _leave_run(self, is_lent: bool = False) -> None:
@@ -423,7 +414,7 @@ class SimulatedWorker:
             return
         self._is_lent = is_lent
         for uid, request in list(self._requests.items()):
-            if self.arrivals is None or not self.arrivals.delays(request, False, ()):
+            if self.prefill is None or not self.prefill.ends(request, False):
                 del self._requests[uid]
                 self._fire(request.event, self._leave(request))
         self._forget_caches()
@@ -453,13 +444,12 @@ class SimulatedWorker:
         for request in self._in_slot.values():
             self._close_segment(request, self.engine.now_s)
         self._generation.close_segments(self, self.engine.now_s)
-        prefilled_again = []
+        away: list[WorkerRequest] = []
         if running != "keep":
             self._forget_caches()
-            self._kv_version = version
-            prefilled_again = list(self._in_slot.values()) if self.arrivals else []
-        for request in prefilled_again:
-            self._take_out(request)
+            self._kv_version, away = version, list(self._in_slot.values()) if self.prefill else []
+        for request in away:
+            self.take_out(request)
         interrupted = self._interrupt(running, retry_s)
         self.close_rollout_span(self.engine.now_s)
         if not self._requests:
@@ -475,8 +465,8 @@ class SimulatedWorker:
             call_at(self.env, load.started_s + retry_s, partial(self.command, again))
         elif interrupted:
             again()
-        for request in prefilled_again if self.arrivals else ():
-            call_at(self.env, load.started_s + retry_s, partial(self.arrivals.begin, request))
+        for request in away if self.prefill else ():
+            call_at(self.env, load.started_s + retry_s, partial(self.prefill.begin, request))
         if self._decodes:
             self.open_rollout_span(self.engine.now_s)
         self._notify_if_idle()
@@ -569,7 +559,6 @@ class SimulatedWorker:
         for _, event, value in self._stopped(self.engine.stops()):
             event.succeed(value)
         self._load_what_may()
-        self._let_in()
 
     def _stopped(self, stops: list[Stop]) -> list[tuple[float, simpy.Event, object]]:
         """Handle the engine's stops. Return the events to fire: the time, the event and its
@@ -597,14 +586,7 @@ class SimulatedWorker:
             elif kind == PAUSE:
                 self._close_segment(request, stopped_s)
                 self._rest(slot, stopped_s)
-                if self.arrivals is None:
-                    self._pauses.pause(request, slot, stopped_s)
-                else:
-                    self._take_out(request)
-                    turn = request.turn_at(request.rollout.tokens)
-                    self._pauses.call_tool(
-                        request, turn, stopped_s, partial(self.arrivals.begin, request)
-                    )
+                self._pauses.pause(request, slot, stopped_s)
             else:
                 self._set_stop(request)
         return fired

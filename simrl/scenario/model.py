@@ -109,18 +109,17 @@ class TrainPool(_Section):
 
 
 class PrefillPool(_Section):
-    """Rollout GPUs that only prefill: the other ones decode, and KV caches go from pool to pool
-    over the network (docs/clusters.md)."""
+    """Rollout GPUs that only prefill: the others decode, and KV caches go from pool to pool
+    (docs/clusters.md)."""
 
-    gpus: GpuCount
-    """GPUs that prefill, of those that roll out"""
+    gpus: Annotated[int, Field(ge=0, le=262_144)] = 0
+    """GPUs that prefill, of those that roll out; 0: no pools, every rollout worker does both"""
     tp: PositiveInt | None = None
-    """tensor-parallel size of a prefill worker; `cluster.tp`, then of the decode workers, if not
-    given"""
+    """tensor-parallel size of a prefill worker; `cluster.tp`, which then is of the decode workers,
+    if not given"""
     dispatch: Literal["prefix", "least_requests"] = "prefix"
-    """worker of a prefill. prefix: the one that has the sample's context or its group's prompt,
-    unless it is overloaded (sgl-router's cache_aware); least_requests: the one with the fewest
-    requests"""
+    """worker of a prefill. prefix: all of a group go to one, unless it is overloaded; least_requests:
+    the one with the fewest requests"""
     link_bytes_per_s: BytesPerS | None = None
     """rate at which a GPU sends or receives KV cache; its share in the scale-out network if not
     given"""
@@ -151,7 +150,7 @@ class ClusterConfig(_Section):
     train: TrainPool | None = None
     """separate GPUs for training, also of another kind: {gpu: h800, gpus: 32, cost_per_gpu_hour:
     3}"""
-    prefill: PrefillPool | None = None
+    prefill: PrefillPool = PrefillPool()
     """a pool of rollout GPUs that only prefill, beside one that decodes: {gpus: 8, tp: 4}"""
     gpus_per_node: PositiveInt | None = None
     """GPUs that share a host; the data sheet's if not given: 8, or 4 of gb200, gb300 and gh200"""
@@ -229,16 +228,6 @@ class ClusterConfig(_Section):
     def worker_gpus(self) -> int:
         """Return the GPUs of a rollout worker, without the GPUs of a drafter."""
         return self.tp * self.dp
-
-    @property
-    def prefill_gpus(self) -> int:
-        """Return the rollout GPUs that only prefill."""
-        return self.prefill.gpus if self.prefill else 0
-
-    @property
-    def prefill_unit(self) -> int:
-        """Return the GPUs of a prefill worker."""
-        return (self.prefill and self.prefill.tp or self.tp) * self.dp
 
     @property
     def all_gpus(self) -> int:

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 
 import simrl
+from simrl.dispatch.placement import least_requests
+from simrl.dispatch.prefill import by_prefix
+from simrl.dispatch.rules import Dispatch
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
 from simrl.profile.extension import covering
@@ -27,8 +30,7 @@ from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_drafter_fits
 from simrl.simulate.modelled import not_modelled
-from simrl.simulate.prefill import with_prefill
-from simrl.simulate.rollpacker import other_layouts
+from simrl.simulate.rollpacker import other_layouts, scenario_at
 from simrl.simulate.specactor import fetched_share, with_best_verifier
 from simrl.simulate.training_checks import (
     TrainingNeed,
@@ -63,7 +65,7 @@ class Prepared(Deployment):
     tail: TailPlan | None = None
     agents: AgentRules = PLAIN
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
-    prefill: Prepared | None = None  # of the prefill workers; the other ones then decode
+    prefill: Prepared | None = None  # of the prefill workers, where the workers decode alone
 
     @property
     def deployment(self) -> Deployment:
@@ -81,9 +83,9 @@ class Prepared(Deployment):
         rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
         capped = agents.max_concurrent or agents.deadline_s or self.has_turns
-        capped = capped or self.scenario.cluster.prefill
+        pools = bool(self.scenario.cluster.prefill.gpus)
         followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
-        return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
+        return not (followed or pools) and self.limits.dp == 1 and system.dispatch.takes_groups
 
     @property
     def is_elastic(self) -> bool:
@@ -101,7 +103,7 @@ class Prepared(Deployment):
 
     @property
     def rollout_gpus(self) -> int:
-        return self.workers * self.gpus_per_worker + self.scenario.cluster.prefill_gpus
+        return self.workers * self.gpus_per_worker + self.scenario.cluster.prefill.gpus
 
     @property
     def gpus(self) -> int:
@@ -254,8 +256,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
             scenario, system.speculation, gpus, partial(_deployment, system=system, inputs=inputs)
         )
     prepared = _prepared(scenario, system, inputs)
-    if scenario.cluster.prefill is not None:
-        return with_prefill(prepared, lambda formed: _prepared(formed, system, inputs))
+    if scenario.cluster.prefill.gpus:
+        return _with_prefill(prepared, inputs)
     if not system.tp_sizes:
         return prepared
     return replace(
@@ -292,9 +294,8 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     require_parallelism(training, model, train_gpus)
     require_training_precision(precision.training, cluster.train_kind, training)
     elastic = "adapt_split_every" if system.adapt_split_every else system.elastic and system.name
-    prefill = cluster.prefill_gpus // cluster.prefill_unit
-    waits = system.dispatch.on_loss == "wait"
-    check_faults(scenario.faults, workers + prefill, waits, elastic, prefill)
+    prefill = cluster.prefill.gpus // ((cluster.prefill.tp or cluster.tp) * cluster.dp)
+    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", elastic, prefill)
     if system.needs_rewards:
         _require_unequal_rewards(deployment.trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
@@ -330,6 +331,53 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     if system.elastic:
         _require_elastic(prepared)
     return prepared
+
+
+def _with_prefill(prepared: Prepared, inputs: InputCache) -> Prepared:
+    """Return a run whose workers decode, with its prefill workers. Decode workers have no prefix
+    cache, as SGLang's. Raise `InputError` for what pools do not have."""
+    system, cluster, kv = prepared.system, prepared.scenario.cluster, prepared.agents.kv
+    tp, gpus = cluster.prefill.tp or cluster.tp, cluster.prefill.gpus
+    pools, leave = f"cluster.prefill, system {system.name}", "leave prefill out"
+    refuse(
+        (
+            gpus % (tp * cluster.dp),
+            f"cluster.prefill.gpus is {gpus}: a prefill worker has {tp * cluster.dp} GPUs; use a multiple",
+        ),
+        (
+            system.loads_apart,
+            f"{pools}: its workers load weights one by one, and prefill workers serve all of them; {leave}",
+        ),
+        (
+            prepared.is_elastic or system.tp_sizes or system.extra_rollout_gpus,
+            f"{pools}: its GPUs change sides or sizes, or are extra, and pools keep theirs; {leave}",
+        ),
+        (
+            prepared.drafts or prepared.tail,
+            f"{pools}: drafts of decode workers are not modelled; use system.speculation=none, or {leave}",
+        ),
+        (
+            system.on_update.running == "start_over",
+            f"{pools}: updates let requests start over, which pools do not model; {leave}",
+        ),
+        (
+            kv in ("keep", "offload"),
+            f"agents.kv_while_tool_runs is {kv}: the next turn is prefilled elsewhere; leave it out, or cluster.prefill",
+        ),
+    )
+    placement = by_prefix if cluster.prefill.dispatch == "prefix" else least_requests
+    rule = replace(system, dispatch=Dispatch("prefill", placement))
+    try:
+        size = _prepared(scenario_at(prepared, tp), rule, inputs)
+    except InputError as error:
+        raise InputError(f"cluster.prefill: {error}", error.cause) from error
+    fetch_s = max(size.costs.fetch_s_per_token, prepared.costs.fetch_s_per_token)
+    return replace(
+        prepared,
+        limits=prepared.limits._replace(prefix_caching=False, longest_prefix_first=False),
+        costs=prepared.costs._replace(fetch_s_per_token=fetch_s),
+        prefill=replace(size, workers=gpus // (tp * cluster.dp)),
+    )
 
 
 def _require_elastic(prepared: Prepared) -> None:
@@ -474,7 +522,9 @@ def _worker_costs(
     kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
     return WorkerCosts(
         load_s=load_s,
-        fetch_s_per_token=kv_bytes / min(tp, model.kv_heads) / kind.network_bytes_per_s,
+        fetch_s_per_token=kv_bytes
+        / min(tp, model.kv_heads)
+        / (cluster.prefill.link_bytes_per_s or kind.network_bytes_per_s),
         evaluate_every=training.evaluate_every,
         evaluate_s=training.evaluate_s,
         request_s=deployment.profile.metadata.request_s or 0.0,
@@ -521,7 +571,7 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
 def split_gpus(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:
     """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs
     go to training, or stay idle where that has a pool of its own."""
-    gpus, prefill = cluster.gpus, cluster.prefill_gpus
+    gpus, prefill = cluster.gpus, cluster.prefill.gpus
     if cluster.train is not None or system.rollout_share is None:
         extra = _share(gpus, system.extra_rollout_gpus) // unit
         there = "there are" if cluster.train is None else "cluster.gpus is"
@@ -532,9 +582,9 @@ def split_gpus(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, 
                 f"{unit}; use more",
             ),
             (
-                gpus - prefill < unit,
+                gpus < unit + prefill,
                 f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and {there} "
-                f"{gpus}; use more GPUs, or fewer draft_gpus",
+                f"{gpus}{f', less {prefill} for prefill' if prefill else ''}; use more GPUs, or fewer draft_gpus",
             ),
             cause="GPUs of a worker",
         )
@@ -542,12 +592,12 @@ def split_gpus(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, 
         return workers, cluster.train.gpus if cluster.train else gpus
     workers = (_share(gpus, system.rollout_share) - prefill) // unit
     train_gpus = gpus - prefill - workers * unit
-    pool = f", {prefill} of them for prefill," if prefill else ","
     refuse(
         (
             workers <= 0 or train_gpus == 0,
-            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs{pool} {unit} a worker, leaves "
-            f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share",
+            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs"
+            f"{f', {prefill} of them for prefill' if prefill else ''}, {unit} a worker, leaves "
+            f"{max(workers, 0) * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share",
         ),
         cause="GPUs of a pool",
     )

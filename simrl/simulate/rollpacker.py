@@ -51,11 +51,12 @@ def _layout(prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared]
 
 
 def scenario_at(prepared: Prepared, tp: int) -> Scenario:
-    """Return the scenario of a run with workers of another tensor-parallel size, their profile and
-    their share of the KV cache, and without pools."""
+    """Return the scenario of a run with all rollout workers at another tensor-parallel size: with
+    their profile and KV cache, without pools and faults."""
     scenario, cluster = prepared.scenario, prepared.scenario.cluster
     ep, kv_tokens = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
-    formed = scenario.with_fields("cluster", tp=tp, ep=ep, prefill=None)
+    one_pool = cluster.prefill.model_copy(update={"gpus": 0})
+    formed = scenario.with_fields("cluster", tp=tp, ep=ep, prefill=one_pool)
     formed = formed.model_copy(update={"faults": ()})
     if scenario.profile.path is not None and tp != cluster.tp:
         name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))

@@ -27,9 +27,9 @@ from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
-from simrl.runtime.faults import HearsOfLosses, inject
+from simrl.runtime.faults import inject
 from simrl.runtime.history import LengthHistory
-from simrl.runtime.prefill import Arrivals, PoolsLosses, PrefillPool
+from simrl.runtime.prefill import Prefill
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
@@ -40,7 +40,6 @@ from simrl.runtime.worker import Worker
 from simrl.scenario.model import Scenario
 from simrl.simulate.length_ranker import RankedLengths
 from simrl.simulate.memory import cache_capacity_tokens
-from simrl.simulate.prefill import kv_s_per_token
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
@@ -125,13 +124,14 @@ class Schedule:
         self.agents = Agents(env, prepared.agents)
         self.prompts = PromptKeys(system.on_update.salted)
         self.workers = list(make_workers(self))
-        self.prefill = self._prefill_pool(prepared.prefill) if prepared.prefill else None
         accuracy = system.dispatch.ranker_accuracy
         ranker = (
             None if accuracy is None else RankedLengths(prepared.trace, accuracy, scenario.seed)
         )
         self._fleets = [self._fleet(prepared, self.workers, ranker)]
         self.dispatcher = self._fleets[0].dispatcher
+        if prepared.prefill is not None:
+            self._fleets.append(self._prefill_fleet(prepared.prefill))
         self.trainer, rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
             env=env,
@@ -148,6 +148,7 @@ class Schedule:
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,
             accepts=rewards_differ if system.filter_groups is True else lambda group: True,
+            prefill=[worker for fleet in self._fleets[1:] for worker in fleet.workers],
         )
         if prepared.layouts:
             context = replace(context, layouts=self._layouts(context, prepared))
@@ -158,12 +159,8 @@ class Schedule:
             context = replace(context, pool=pool)
         if system.adapt_split_every:
             env.process(adapt(env, pool, system.adapt_split_every))
-        workers: Sequence[Worker] = self.workers
-        hears: HearsOfLosses = self.dispatcher
-        if self.prefill is not None:
-            workers = [*self.workers, *self.prefill.workers]
-            hears = PoolsLosses(self.dispatcher, self.prefill, self.units)
-        self._faults = inject(env, scenario.faults, scenario.seed, workers, hears)
+        fleets = [fleet[:2] for fleet in self._fleets]
+        self._faults = inject(env, scenario.faults, scenario.seed, fleets)
         env.process(system.pipeline(context))
 
     def _fleet(
@@ -187,23 +184,21 @@ class Schedule:
         )
         return _Fleet(workers, dispatcher, times)
 
-    def _prefill_pool(self, size: Prepared) -> PrefillPool:
+    def _prefill_fleet(self, size: Prepared) -> _Fleet:
         """Return prefill workers, and let the other workers decode what they prefill."""
-        prepared, pool = self.prepared, self.prepared.scenario.cluster.prefill
+        if not self._simulates:
+            raise InputError("cluster.prefill: real engines prefill and decode; leave prefill out")
         shared = size.profile.tables, size.limits, size.costs, self.workload.responses
-        workers = worker_fleet(
-            self.env,
-            size.workers,
-            *shared,
-            self.recorder,
-            prompts=self.prompts,
-            first_lane=self.units,
-        )
-        by_prefix = pool is not None and pool.dispatch == "prefix"
-        made = PrefillPool(self.env, workers, kv_s_per_token(prepared, size), by_prefix)
+        lanes = {"prompts": self.prompts, "first_lane": self.units}
+        workers = worker_fleet(self.env, size.workers, *shared, self.recorder, **lanes)
+        fleet = self._fleet(size, workers, None)
+        links: dict[int, float] = {}
+        for worker in workers:
+            worker.prefills = True
         for worker in cast(Sequence[SimulatedWorker], self.workers):
-            worker.arrivals = Arrivals(self.env, worker, made)
-        return made
+            s_per_token = self.prepared.costs.fetch_s_per_token
+            worker.prefill = Prefill(worker, fleet.dispatcher, links, s_per_token)
+        return fleet
 
     def _layouts(self, run: RunContext, first: Prepared) -> tuple[Layout, ...]:
         """Return the run in each size of its planner (RollPacker), the cluster's first. Larger
@@ -265,8 +260,6 @@ class Schedule:
     def result(self) -> Result:
         """Return the result up to now. Call it once: it closes open spans and requests."""
         prepared, now_s, facts = self.prepared, self.env.now, self.recorder.facts
-        for worker in self.prefill.workers if self.prefill else ():
-            worker.stop(now_s)
         for workers, dispatcher, _ in self._fleets:
             for worker in workers:
                 worker.stop(now_s)
@@ -283,9 +276,8 @@ class Schedule:
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
         metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}
-        fleets = [self.prefill.workers] if self.prefill else [f.workers for f in self._fleets]
         if self._simulates and (prepared.prefill or prepared).limits.prefix_caching:
-            metadata["prefix_cache"] = _prefix_cache(fleets)
+            metadata["prefix_cache"] = _prefix_cache(fleet.workers for fleet in self._fleets)
         if self._simulates and (prepared.has_turns or self.agents.rules.deadline_s < np.inf):
             self.agents.stop()
             metadata["agents"] = self.agents.facts()
@@ -310,11 +302,11 @@ def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
         rest = (
             prepared.gpus - prepared.train_gpus - prepared.rollout_gpus
         )  # too few for another worker: idle
-        trains, lanes = [len(lanes)], [*lanes, Lane("train", prepared.train_gpus)]
-        return units, [*lanes, *([Lane(REST_LANE, rest)] if rest else [])], trains
-    rest = prepared.train_gpus - prepared.rollout_gpus
-    if rest > 0:  # too few for another worker: they train only
-        lanes.append(Lane(REST_LANE, rest))
+        train = len(lanes)
+        lanes += [Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])]
+        return units, lanes, [train]
+    if prepared.train_gpus > prepared.rollout_gpus:  # too few for another worker: they train only
+        lanes.append(Lane(REST_LANE, prepared.train_gpus - prepared.rollout_gpus))
     trained = len(lanes) if prepared.prefill else -(-prepared.train_gpus // unit)
     return units, lanes, list(range(min(trained, len(lanes))))
 

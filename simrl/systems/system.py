@@ -57,7 +57,7 @@ class System:
     critic is trained, too (`TrainingCosts`). `elastic`: its pipeline moves GPUs between rollout and
     training, the trainer's between "updates" or any between "minibatches". `tp_sizes`:
     tensor-parallel sizes that rollout may have in place of the cluster's. `loads_apart`: each worker
-    loads weights on its own, so that workers may have different versions for long.
+    loads weights on its own.
     """
 
     name: str = ""

@@ -73,10 +73,8 @@ class RunContext:
         mode for what is `running`. Fires when all have them."""
         version, mode = self.trainer.version, running or self.on_update.running
         retry_s = self.on_update.retry_s
-        everyone = [*self.workers, *self.prefill]
-        return gather(
-            self.env, [worker.load_weights(version, mode, retry_s) for worker in everyone]
-        )
+        workers = *self.workers, *self.prefill
+        return gather(self.env, [each.load_weights(version, mode, retry_s) for each in workers])
 
 
 @dataclass(frozen=True)

@@ -125,10 +125,16 @@ class AgentFigures:
 
 
 class Agents:
-    """The rules, figures, tool slots and deadlines that the trajectories of all workers share."""
+    """The rules, figures, tool slots and deadlines that the trajectories of all workers share.
+
+    `pool`: the dispatcher of prefill workers, where workers decode what others prefill. `links` has
+    for each lane the time at which its link has sent all KV cache; a token's takes
+    `kv_s_per_token`."""
 
     def __init__(self, env: simpy.Environment, rules: AgentRules) -> None:
         self.rules = rules
+        self.pool: Any = None
+        self.links, self.kv_s_per_token = dict[int, float](), 0.0
         self.figures = AgentFigures()
         self.tools = ToolSlots(env, rules.tool_slots, self.figures) if rules.tool_slots else None
         self._due_s: dict[int, float] = {}

@@ -91,13 +91,14 @@ def inject(
     seed: int,
     fleets: Sequence[tuple[Sequence[Worker], HearsOfLosses]],
 ) -> list[dict[str, Any]]:
-    """Start the faults of workers, fleet by fleet with its dispatcher. Return a list that gets an entry when one begins: its `kind`, `worker`,
+    """Start the faults. `fleets`: workers and their dispatcher; the numbers of workers go on from one
+    to the next. Return a list that gets an entry when one begins: its `kind`, `worker`,
     planned times (`at_s`, `until_s`; None: to the end), size, and index in the scenario
     (`fault`)."""
     happened: list[dict[str, Any]] = []
     states: list[_PresentFaults] = []
-    every = [(*each, hears) for workers, hears in fleets for each in enumerate(workers)]
-    states += (_PresentFaults(env, i, *each, states) for i, each in enumerate(every))
+    each = [(i, worker, hears) for workers, hears in fleets for i, worker in enumerate(workers)]
+    states += (_PresentFaults(env, i, *worker, states) for i, worker in enumerate(each))
     for i, fault in enumerate(faults):
         drawn = fault.rate_per_hour is not None
         for state in states if drawn else [states[fault.worker or 0]]:
@@ -127,9 +128,9 @@ class _Return(simpy.Timeout):
 
 @dataclass
 class _PresentFaults:
-    """The present faults of a worker (`now`), the dispatcher's `number`, by their index in the
-    scenario; `workers` has this state of all workers. `for_good`: a loss has no end. `vain`: only faults have been due since its
-    last return."""
+    """The present faults of a worker (`now`), by their index in the scenario; `workers` has this
+    state of all workers. Its dispatcher knows it by `number`. `for_good`: a loss has no end.
+    `vain`: only faults have been due since its last return."""
 
     env: simpy.Environment
     index: int

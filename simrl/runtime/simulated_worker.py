@@ -19,7 +19,6 @@ from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_at, call_last
 from simrl.runtime.generation import Generation
 from simrl.runtime.pauses import Pauses
-from simrl.runtime.prefill import Prefill
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.requests import WorkerRequest
@@ -54,10 +53,10 @@ def simulated_workers(
     agents: Agents | None = None,
     lanes: int = 1,
     prompts: PromptKeys | None = None,
-    first_lane: int = 0,
+    decode_lanes: int = 0,
 ) -> list[SimulatedWorker]:
     """Return workers with an engine for each drafter: one fleet a drafter. Each worker has `lanes`
-    of the recorder, from `first_lane` on."""
+    of the recorder. Workers that prefill for others have theirs behind the `decode_lanes`."""
     prompts = prompts or PromptKeys()
     fleets: dict[str | None, tuple[Generation, Drafting | None]] = {}
     for name, method in [(None, drafting), *(drafters or {}).items()]:
@@ -71,7 +70,7 @@ def simulated_workers(
         fleets[name] = Generation(env, fleet, *shared), method
     workers = [
         SimulatedWorker(
-            env, i, fleets, costs, responses, recorder, prompts, agents, lanes, first_lane
+            env, i, fleets, costs, responses, recorder, prompts, agents, lanes, decode_lanes
         )
         for i in range(number)
     ]
@@ -114,13 +113,10 @@ class SimulatedWorker:
         prompts: PromptKeys,
         agents: Agents | None = None,
         lanes: int = 1,
-        first_lane: int = 0,
+        decode_lanes: int = 0,
     ) -> None:
         self.policy_version, self.index, self._lanes = 0, index, lanes
-        self.lane = first_lane + index * lanes
-        self.prefill: Prefill | None = None  # set where it decodes what others prefill
-        self.prefills = False  # set where it prefills what others decode
-        self._kv_version = 0  # of the oldest weights whose KV cache counts
+        self.lane, self._prefills = decode_lanes + index * lanes, decode_lanes > 0
         # An engine for each drafter, all on these GPUs and this KV cache; at most one of them has
         # requests.
         self._fleets = fleets
@@ -130,7 +126,8 @@ class SimulatedWorker:
         self.groups: Generation | None = None  # set where the worker takes whole groups
         self.load_delay_s, self._spent_before = 0.0, self.engine.spent
         self.env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
-        self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))
+        self._agents = agents or Agents(env, PLAIN)
+        self._pauses = Pauses(env, self, self._agents)
         self._requests: dict[int, WorkerRequest] = {}
         self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
@@ -140,6 +137,7 @@ class SimulatedWorker:
         self._prompts = prompts
         self.aside: set[int] = set()  # slots that were interrupted and will be sent again
         self._tokens_before = self._asked_version = self._preemptions = 0
+        self._kv_version = 0  # the oldest weights whose KV cache counts
         self._spot = self._drafting.spot if self._drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
@@ -292,9 +290,8 @@ class SimulatedWorker:
             request.computed_tokens if request.cached == 1.0 else 0
         )
         ready_s = max(self.engine.now_s + fetch_s, request.rollout.environment_until_s)
-        enter = self._enter
-        if self.prefill is not None and not request.cached:
-            request.cached, enter = 1.0, self.prefill.begin
+        elsewhere = self._agents.pool is not None and not request.cached
+        enter = self._pauses.prefill if elsewhere else self._enter
         if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: enter(request))):
             enter(request)
 
@@ -364,7 +361,7 @@ class SimulatedWorker:
 
     def finish_early(self, request: WorkerRequest, done: bool, *events: simpy.Event) -> None:
         """End a request before its length, and let its event and `events` fire with its rollout."""
-        if self.prefill is not None and self.prefill.ends(request, done, *events):
+        if self._pauses.ends(request, done, *events):
             return
         del self._requests[request.sample.uid]
         rollout = self._leave(request, done)
@@ -388,25 +385,25 @@ class SimulatedWorker:
             self._rest(request.slot, self.engine.now_s)
             request.slot = None
 
-    def prefilled(self, request: WorkerRequest, rollout: Rollout, prefill: Prefill) -> None:
+    def prefilled(self, request: WorkerRequest, rollout: Rollout) -> None:
         """Go on with a request whose KV cache has come from a prefill worker, or which ends."""
-        made, (ended, events) = rollout.tokens - request.rollout.tokens, request.ends or (False, ())
+        made = rollout.tokens - request.rollout.tokens
         is_over = request.ends is not None or rollout.tokens >= request.length
-        request.rollout, request.ends, again = rollout, None, partial(prefill.begin, request)
-        request.tokens_before += made
+        (ended, events), request.ends = request.ends or (False, ()), None
+        request.rollout, request.tokens_before = rollout, request.tokens_before + made
+        request.prefill, request.cached = None, 1.0
         for event in request.take_watches(rollout.tokens):
             self._fire(event)
-        turn = request.turn_at(rollout.tokens) if made and not rollout.done else None
-        if turn is not None:
-            self._pauses.call_tool(request, turn, rollout.finished_s, again)
-        if is_over:
-            if rollout.done:
-                self._pauses.ended(request, self.engine.now_s)
-            self.finish_early(request, ended or rollout.done, *events)
-        elif turn is None and rollout.segments[-1].policy_version < self._kv_version:
-            again()
-        elif turn is None:
+        if made and not rollout.done and (turn := request.turn_at(rollout.tokens)):
+            self._pauses.call_tool(
+                request, turn, rollout.finished_s, partial(self._pauses.prefill, request)
+            )
+        elif not is_over and rollout.segments[-1].policy_version < self._kv_version:
+            self._pauses.prefill(request)
+        elif not is_over:
             self._enter(request)
+        if is_over:
+            self.finish_early(request, ended or rollout.done, *events)
 
     def _leave_run(self, is_lent: bool = False) -> None:
         """Lose the GPUs, or lend them: all requests end as they are, without their KV cache."""
@@ -414,7 +411,7 @@ class SimulatedWorker:
             return
         self._is_lent = is_lent
         for uid, request in list(self._requests.items()):
-            if self.prefill is None or not self.prefill.ends(request, False):
+            if not self._pauses.ends(request, False):
                 del self._requests[uid]
                 self._fire(request.event, self._leave(request))
         self._forget_caches()
@@ -444,12 +441,11 @@ class SimulatedWorker:
         for request in self._in_slot.values():
             self._close_segment(request, self.engine.now_s)
         self._generation.close_segments(self, self.engine.now_s)
-        away: list[WorkerRequest] = []
         if running != "keep":
             self._forget_caches()
-            self._kv_version, away = version, list(self._in_slot.values()) if self.prefill else []
-        for request in away:
-            self.take_out(request)
+            self._kv_version = version
+        elsewhere = self._decoding if self._agents.pool and running != "keep" else ()
+        again_elsewhere = [self._in_slot[slot] for slot in sorted(elsewhere)]
         interrupted = self._interrupt(running, retry_s)
         self.close_rollout_span(self.engine.now_s)
         if not self._requests:
@@ -465,8 +461,8 @@ class SimulatedWorker:
             call_at(self.env, load.started_s + retry_s, partial(self.command, again))
         elif interrupted:
             again()
-        for request in away if self.prefill else ():
-            call_at(self.env, load.started_s + retry_s, partial(self.prefill.begin, request))
+        for request in again_elsewhere:
+            call_at(self.env, load.started_s + retry_s, partial(self._pauses.prefill, request))
         if self._decodes:
             self.open_rollout_span(self.engine.now_s)
         self._notify_if_idle()
@@ -578,7 +574,7 @@ class SimulatedWorker:
                 done = request.length == request.response.tokens
                 if done and request.response.turns:
                     self._pauses.ended(request, stopped_s)
-                turn = None if done or self.prefills else request.turn_at(request.length)
+                turn = None if done or self._prefills else request.turn_at(request.length)
                 if turn is not None:  # cut at the end of a turn: the environment answers meanwhile
                     self._pauses.call_tool(request, turn, stopped_s, lambda: None)
                 fired.append((stopped_s, request.event, self._rollout(request, stopped_s, done)))

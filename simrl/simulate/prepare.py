@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 
 import simrl
-from simrl.dispatch.placement import least_requests
-from simrl.dispatch.prefill import by_prefix
+from simrl.dispatch.placement import by_prompt, least_requests
 from simrl.dispatch.rules import Dispatch
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
@@ -82,10 +81,9 @@ class Prepared(Deployment):
         """True if of a group only the end is an event: no draft, turn of an environment, fault,
         rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
-        capped = agents.max_concurrent or agents.deadline_s or self.has_turns
-        pools = bool(self.scenario.cluster.prefill.gpus)
+        capped = agents.max_concurrent or agents.deadline_s or self.has_turns or self.prefill
         followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
-        return not (followed or pools) and self.limits.dp == 1 and system.dispatch.takes_groups
+        return not followed and self.limits.dp == 1 and system.dispatch.takes_groups
 
     @property
     def is_elastic(self) -> bool:
@@ -365,17 +363,18 @@ def _with_prefill(prepared: Prepared, inputs: InputCache) -> Prepared:
             f"agents.kv_while_tool_runs is {kv}: the next turn is prefilled elsewhere; leave it out, or cluster.prefill",
         ),
     )
-    placement = by_prefix if cluster.prefill.dispatch == "prefix" else least_requests
-    rule = replace(system, dispatch=Dispatch("prefill", placement))
+    place = by_prompt if cluster.prefill.dispatch == "prefix" else least_requests
+    system = replace(system, dispatch=Dispatch("prefill", place))
     try:
-        size = _prepared(scenario_at(prepared, tp), rule, inputs)
+        size = _prepared(scenario_at(prepared, tp), system, inputs)
     except InputError as error:
         raise InputError(f"cluster.prefill: {error}", error.cause) from error
-    fetch_s = max(size.costs.fetch_s_per_token, prepared.costs.fetch_s_per_token)
     return replace(
         prepared,
         limits=prepared.limits._replace(prefix_caching=False, longest_prefix_first=False),
-        costs=prepared.costs._replace(fetch_s_per_token=fetch_s),
+        costs=prepared.costs._replace(
+            fetch_s_per_token=max(run.costs.fetch_s_per_token for run in (prepared, size))
+        ),
         prefill=replace(size, workers=gpus // (tp * cluster.dp)),
     )
 

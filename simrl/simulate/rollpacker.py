@@ -55,9 +55,8 @@ def scenario_at(prepared: Prepared, tp: int) -> Scenario:
     their profile and KV cache, without pools and faults."""
     scenario, cluster = prepared.scenario, prepared.scenario.cluster
     ep, kv_tokens = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
-    one_pool = cluster.prefill.model_copy(update={"gpus": 0})
-    formed = scenario.with_fields("cluster", tp=tp, ep=ep, prefill=one_pool)
-    formed = formed.model_copy(update={"faults": ()})
+    without = cluster.prefill.model_copy(update={"gpus": 0})
+    formed = scenario.with_fields("cluster", tp=tp, ep=ep, prefill=without)
     if scenario.profile.path is not None and tp != cluster.tp:
         name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))
         beside = Path(scenario.profile.path).with_name(name)
@@ -69,4 +68,4 @@ def scenario_at(prepared: Prepared, tp: int) -> Scenario:
     ):  # tokens of the cluster's workers: more GPUs share out the heads of more
         shards = [min(gpus, prepared.model.kv_heads) for gpus in (tp, cluster.tp)]
         formed = formed.with_fields("engine", kv_cache_tokens=kv_tokens * shards[0] // shards[1])
-    return formed
+    return formed.model_copy(update={"faults": ()})

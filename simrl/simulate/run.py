@@ -29,7 +29,6 @@ from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
 from simrl.runtime.history import LengthHistory
-from simrl.runtime.prefill import Prefill
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
@@ -159,8 +158,9 @@ class Schedule:
             context = replace(context, pool=pool)
         if system.adapt_split_every:
             env.process(adapt(env, pool, system.adapt_split_every))
-        fleets = [fleet[:2] for fleet in self._fleets]
-        self._faults = inject(env, scenario.faults, scenario.seed, fleets)
+        self._faults = inject(
+            env, scenario.faults, scenario.seed, [fleet[:2] for fleet in self._fleets]
+        )
         env.process(system.pipeline(context))
 
     def _fleet(
@@ -186,18 +186,20 @@ class Schedule:
 
     def _prefill_fleet(self, size: Prepared) -> _Fleet:
         """Return prefill workers, and let the other workers decode what they prefill."""
-        if not self._simulates:
-            raise InputError("cluster.prefill: real engines prefill and decode; leave prefill out")
-        shared = size.profile.tables, size.limits, size.costs, self.workload.responses
-        lanes = {"prompts": self.prompts, "first_lane": self.units}
-        workers = worker_fleet(self.env, size.workers, *shared, self.recorder, **lanes)
+        workers = worker_fleet(
+            self.env,
+            size.workers,
+            size.profile.tables,
+            size.limits,
+            size.costs,
+            self.workload.responses,
+            self.recorder,
+            prompts=self.prompts,
+            decode_lanes=self.units,
+        )
         fleet = self._fleet(size, workers, None)
-        links: dict[int, float] = {}
-        for worker in workers:
-            worker.prefills = True
-        for worker in cast(Sequence[SimulatedWorker], self.workers):
-            s_per_token = self.prepared.costs.fetch_s_per_token
-            worker.prefill = Prefill(worker, fleet.dispatcher, links, s_per_token)
+        agents, costs = self.agents, self.prepared.costs
+        agents.pool, agents.kv_s_per_token = fleet.dispatcher, costs.fetch_s_per_token
         return fleet
 
     def _layouts(self, run: RunContext, first: Prepared) -> tuple[Layout, ...]:
@@ -294,17 +296,18 @@ def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
         units = prepared.scenario.cluster.gpus // unit
     lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(units)]
     if size := prepared.prefill:
-        numbers = range(units, units + size.workers)
-        lanes += [Lane(f"rollout-prefill-{i:03d}", size.gpus_per_worker) for i in numbers]
+        lanes += [
+            Lane(f"rollout-prefill-{units + i:03d}", size.gpus_per_worker)
+            for i in range(size.workers)
+        ]
     if prepared.is_elastic:
         return units, lanes, list(range(prepared.workers, units))
     if not prepared.colocated:
         rest = (
             prepared.gpus - prepared.train_gpus - prepared.rollout_gpus
         )  # too few for another worker: idle
-        train = len(lanes)
-        lanes += [Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])]
-        return units, lanes, [train]
+        lanes.append(Lane("train", prepared.train_gpus))
+        return units, [*lanes, *([Lane(REST_LANE, rest)] if rest else [])], [len(lanes) - 1]
     if prepared.train_gpus > prepared.rollout_gpus:  # too few for another worker: they train only
         lanes.append(Lane(REST_LANE, prepared.train_gpus - prepared.rollout_gpus))
     trained = len(lanes) if prepared.prefill else -(-prepared.train_gpus // unit)

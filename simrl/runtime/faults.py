@@ -97,8 +97,8 @@ def inject(
     (`fault`)."""
     happened: list[dict[str, Any]] = []
     states: list[_PresentFaults] = []
-    each = [(i, worker, hears) for workers, hears in fleets for i, worker in enumerate(workers)]
-    states += (_PresentFaults(env, i, *worker, states) for i, worker in enumerate(each))
+    every = ((*each, hears) for workers, hears in fleets for each in enumerate(workers))
+    states += (_PresentFaults(env, i, *each, states) for i, each in enumerate(every))
     for i, fault in enumerate(faults):
         drawn = fault.rate_per_hour is not None
         for state in states if drawn else [states[fault.worker or 0]]:

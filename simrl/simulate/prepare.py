@@ -29,7 +29,7 @@ from simrl.scenario.model import ClusterConfig, Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_drafter_fits
 from simrl.simulate.modelled import not_modelled
-from simrl.simulate.rollpacker import other_layouts, scenario_at
+from simrl.simulate.rollpacker import at_size, other_layouts
 from simrl.simulate.specactor import fetched_share, with_best_verifier
 from simrl.simulate.training_checks import (
     TrainingNeed,
@@ -334,7 +334,7 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
 def _with_prefill(prepared: Prepared, inputs: InputCache) -> Prepared:
     """Return a run whose workers decode, with its prefill workers. Decode workers have no prefix
     cache, as SGLang's. Raise `InputError` for what pools do not have."""
-    system, cluster, kv = prepared.system, prepared.scenario.cluster, prepared.agents.kv
+    system, cluster = prepared.system, prepared.scenario.cluster
     tp, gpus = cluster.prefill.tp or cluster.tp, cluster.prefill.gpus
     pools, leave = f"cluster.prefill, system {system.name}", "leave prefill out"
     refuse(
@@ -359,16 +359,16 @@ def _with_prefill(prepared: Prepared, inputs: InputCache) -> Prepared:
             f"{pools}: updates let requests start over, which pools do not model; {leave}",
         ),
         (
-            kv in ("keep", "offload"),
-            f"agents.kv_while_tool_runs is {kv}: the next turn is prefilled elsewhere; leave it out, or cluster.prefill",
+            prepared.agents.kv in ("keep", "offload"),
+            f"agents.kv_while_tool_runs is {prepared.agents.kv}: the next turn is prefilled elsewhere; leave it out, or "
+            "cluster.prefill",
         ),
     )
     place = by_prompt if cluster.prefill.dispatch == "prefix" else least_requests
     system = replace(system, dispatch=Dispatch("prefill", place))
-    try:
-        size = _prepared(scenario_at(prepared, tp), system, inputs)
-    except InputError as error:
-        raise InputError(f"cluster.prefill: {error}", error.cause) from error
+    size = at_size(
+        prepared, tp, lambda formed: _prepared(formed, system, inputs), "cluster.prefill"
+    )
     return replace(
         prepared,
         limits=prepared.limits._replace(prefix_caching=False, longest_prefix_first=False),

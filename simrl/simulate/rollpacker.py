@@ -44,19 +44,20 @@ def _layout(prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared]
             f"{size}, and faults are of workers that stay; leave planner or faults out",
         ),
     )
-    try:
-        return prepare(scenario_at(prepared, tp))
-    except InputError as error:
-        raise InputError(f"{size}: {error}", error.cause) from error
+    return at_size(prepared, tp, prepare, size)
 
 
-def scenario_at(prepared: Prepared, tp: int) -> Scenario:
-    """Return the scenario of a run with all rollout workers at another tensor-parallel size: with
-    their profile and KV cache, without pools and faults."""
+def at_size(
+    prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared], words: str
+) -> Prepared:
+    """Return a run with all rollout workers at another tensor-parallel size: with their profile and
+    KV cache, without pools and faults. Raise `InputError` that begins with `words` where they
+    cannot be formed."""
     scenario, cluster = prepared.scenario, prepared.scenario.cluster
     ep, kv_tokens = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
-    without = cluster.prefill.model_copy(update={"gpus": 0})
-    formed = scenario.with_fields("cluster", tp=tp, ep=ep, prefill=without)
+    formed = scenario.with_fields(
+        "cluster", tp=tp, ep=ep, prefill=cluster.prefill.model_copy(update={"gpus": 0})
+    )
     if scenario.profile.path is not None and tp != cluster.tp:
         name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))
         beside = Path(scenario.profile.path).with_name(name)
@@ -68,4 +69,7 @@ def scenario_at(prepared: Prepared, tp: int) -> Scenario:
     ):  # tokens of the cluster's workers: more GPUs share out the heads of more
         shards = [min(gpus, prepared.model.kv_heads) for gpus in (tp, cluster.tp)]
         formed = formed.with_fields("engine", kv_cache_tokens=kv_tokens * shards[0] // shards[1])
-    return formed.model_copy(update={"faults": ()})
+    try:
+        return prepare(formed.model_copy(update={"faults": ()}))
+    except InputError as error:
+        raise InputError(f"{words}: {error}", error.cause) from error

@@ -24,7 +24,7 @@ from simrl.pipelines.context import Layout, RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile.profile import TableProfile, Tables
 from simrl.profile.rollout_times import RolloutTimes
-from simrl.result.result import REST_LANE, Lane, Result
+from simrl.result.result import PREFILL_LANE, REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.faults import inject
@@ -297,7 +297,7 @@ def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
     lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(units)]
     if size := prepared.prefill:
         lanes += [
-            Lane(f"rollout-prefill-{units + i:03d}", size.gpus_per_worker)
+            Lane(f"{PREFILL_LANE}-{units + i:03d}", size.gpus_per_worker)
             for i in range(size.workers)
         ]
     if prepared.is_elastic:

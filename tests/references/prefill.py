@@ -17,12 +17,12 @@ import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from typing import NamedTuple
 
 LAST = 1  # at the end of an instant
 
 
-@dataclass
-class Turn:
+class Turn(NamedTuple):
     tokens: int  # that the model generates
     tool_s: float = 0.0
     observation: int = 0

@@ -323,7 +323,11 @@ def test_workers_of_both_pools_may_have_sizes_of_their_own():
         ({"name": "verl_colocated", "speculation": "ngram"}, {}, "drafts of decode workers"),
         ("verl_colocated", {"cluster": {**POOLS, "prefill": {"gpus": 3, "tp": 2}}}, "a prefill worker has 2 GPUs"),
         ("verl_colocated", {"cluster": {**POOLS, "prefill": {"gpus": 6}}}, "less 6 for prefill"),
-        ("verl_colocated", {"agents": {"kv_while_tool_runs": "keep"}, "engine": {"prefix_caching": True}}, "prefilled elsewhere"),
+        (
+            "verl_colocated",
+            {"agents": {"kv_while_tool_runs": "keep"}, "engine": {"prefix_caching": True}},
+            "prefilled elsewhere",
+        ),
         (
             "verl_colocated",
             {"faults": [{"kind": "lost", "worker": w, "at_s": 1.0, "back_s": None} for w in (4, 5)]},

@@ -125,6 +125,10 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "its dispatch shares a pool of KV cache among workers, which vLLM has not; set kv_pool: false",
         ),
         (
+            prepared.prefill is not None,
+            "real engines here prefill what they decode; leave cluster.prefill out",
+        ),
+        (
             prepared.is_elastic,
             f"it moves GPUs between rollout and training ({'adapt_split_every' if system.adapt_split_every else system.name})",
         ),

@@ -121,13 +121,14 @@ class Paths:
         events = [_Event(link, link.where) for link in links]
         ends = {(link.where, link.started_s): link.ended_s for link in links}
         row_of = {uid: row for row, uid in enumerate(samples["uid"])}
+        of_number = {lane.name.rpartition("-")[2]: lane.name for lane in timeline.lanes}
         parts = (
             result.segments.column(n).to_pylist()
             for n in ("uid", "worker", "started_s", "ended_s", "tokens")
         )
         self._segments: list[list[_Event]] = [[] for _ in samples["uid"]]
         for uid, worker, started_s, ended_s, tokens in zip(*parts, strict=True):
-            row, lane_name = row_of[uid], f"rollout-{worker:03d}"
+            row, lane_name = row_of[uid], of_number.get(f"{worker:03d}", f"rollout-{worker:03d}")
             while (until_s := ends.get((lane_name, started_s), ended_s)) < ended_s:
                 started_s = until_s  # segments begin with the weights' load
             link = PathLink("generate", lane_name, started_s, ended_s, self._names[row], tokens)

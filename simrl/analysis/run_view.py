@@ -139,9 +139,9 @@ def view_run(result: Result) -> RunView:
 
 def _at(timeline: Spans, worker: int) -> NDArray[np.bool_]:
     """Return which spans are at this worker."""
-    return np.array([lane.name == f"rollout-{worker:03d}" for lane in timeline.lanes], bool)[
-        timeline.lane
-    ]
+    return np.array(
+        [rolls_out(lane) and lane.name.endswith(f"-{worker:03d}") for lane in timeline.lanes], bool
+    )[timeline.lane]
 
 
 def _loads(result: Result, worker: int) -> tuple[LoadedVersion, ...]:

@@ -64,3 +64,11 @@ def round_robin_groups(
     return [
         (before + groups[sample.step, sample.prompt_id]) % unfinished.size for sample in samples
     ]
+
+
+def by_prompt(
+    samples: Sequence[Sample], unfinished: Ints, placed: int, history: LengthHistory
+) -> list[int]:
+    """Place each sample at the worker of its prompt, whose prefix cache has the group's prompt and
+    the sample's earlier turns: sgl-router's consistent hashing, with the prompt as the key."""
+    return [sample.prompt_id % unfinished.size for sample in samples]

@@ -47,6 +47,7 @@ class RunContext:
     most `context_tokens`. `layouts`: the run with workers of each tensor-parallel size that a
     planner may choose; none otherwise. `pool`: GPUs that change sides; None where none does.
     `around` makes a load of weights, and what has to come before or after it, such as an evaluation.
+    `prefill`: workers that prefill for the `workers`, and load the same weights.
     """
 
     env: simpy.Environment
@@ -66,6 +67,7 @@ class RunContext:
     context_tokens: int = 1
     layouts: tuple[Layout, ...] = ()
     pool: ElasticPool | None = None
+    prefill: Sequence[RolloutWorker] = ()
     around: Callable[[Callable[[], simpy.Event]], simpy.Event] = lambda load: load()
 
     def load_weights(self, running: LoadMode | None = None) -> simpy.Event:
@@ -73,12 +75,11 @@ class RunContext:
         mode for what is `running`. Fires when all have them, and an evaluation of them that
         stops training is over."""
         mode, retry_s = running or self.on_update.running, self.on_update.retry_s
+        workers = *self.workers, *self.prefill
 
         def load() -> simpy.Event:
             version = self.trainer.version
-            return gather(
-                self.env, [worker.load_weights(version, mode, retry_s) for worker in self.workers]
-            )
+            return gather(self.env, [each.load_weights(version, mode, retry_s) for each in workers])
 
         return self.around(load)
 

@@ -265,7 +265,12 @@ class GroupStream:
         runs = self.run.dispatcher.submit_groups(
             [[rollout.sample for rollout in group] for group in left],
             begun,
-            to=[None if lane is None else lane // self.run.lanes_each for lane in lanes],
+            to=[
+                None
+                if lane is None or lane // self.run.lanes_each >= len(self.run.workers)
+                else lane // self.run.lanes_each
+                for lane in lanes
+            ],
         )
         for number, at_workers in zip(self._asleep, runs, strict=True):
             self._follow(number, at_workers)

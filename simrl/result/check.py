@@ -257,7 +257,7 @@ def checked_tables(
     frames = {name: table.to_pandas() for name, table in typed.items()}
     spans = frames["spans"]
     refuse((spans.empty, f"{place}/spans.parquet: no rows; write the result again"))
-    workers = spans["lane"].drop_duplicates().str.fullmatch(r"rollout-\d+").sum()
+    workers = spans["lane"].drop_duplicates().str.fullmatch(r"rollout-(prefill-)?\d+").sum()
     run = {"latest_s": end_s * (1 + SAME_S), "updates": len(frames["steps"]), "workers": workers}
     run["uids"] = frames["samples"]["uid"]
     together = f"empty where {work[0]} is, and only there"

@@ -5,13 +5,14 @@ tells if staleness settled in it."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from simrl.result.result import Result, codes
+from simrl.result.result import PREFILL_LANE, Result, codes
 
 
 def window(result: Result, warmup_steps: int) -> tuple[float, float]:
@@ -132,7 +133,10 @@ def summary(
     stale_samples             samples, from the start on, that were finished and dropped because they were too stale
     duplicate_share           share of all tokens generated, from the start on, that were duplicates of best-of-N: another
                               drafter finished the response first. No other column counts them
-    migrated_share            share of all samples, from the start on, that were at more than one worker
+    migrated_share            share of all samples, from the start on, that were at more than one worker;
+                              0 with prefill workers
+    prefill_idle, decode_idle rollout_bubble of the prefill workers alone, and of the others; only where there are
+                              prefill workers
     settled                   true if off-policyness no longer grew: its mean in the second half of the window is within 10 %
                               (or 0.1) of the first half's, and the mean token is no older than the warm-up is long. Where
                               not, a buffer was still filling
@@ -204,7 +208,7 @@ def summary(
         "dropped_share": sum(totals(dropped, "generated_tokens")) / max(generated, 1),
         "stale_samples": result.metadata.get("stale_samples", 0),
         "duplicate_share": duplicates / max(generated + duplicates, 1),
-        "migrated_share": _migrated_share(result),
+        "migrated_share": 0.0 if "prefill" in result.metadata else _migrated_share(result),
         "settled": abs(halves[-1] - halves[0]) <= max(0.1 * halves[0], 0.1)
         and age <= warmup_steps + 0.1,
         "gpu_hours_per_1k_samples": gpu_hours,
@@ -224,6 +228,7 @@ def summary(
             if judge
             else {}
         ),
+        **_idle_by_kind(result, start_s, end_s),
         "prefix_caching": result.metadata.get("prefix_caching"),
         "accept_length": verified / verifications if verifications else None,
         **evaluations(result),
@@ -256,6 +261,18 @@ def evaluations(result: Result) -> dict[str, float]:
         "evaluation_share": tokens / next(totals(samples, "generated_tokens")),
         "evaluation_mixed_share": float(made[version != evaluated].sum() / tokens),
         "evaluation_s": float(np.mean([ended_s[of].max() - started_s[of].min() for of in each])),
+    }
+
+
+def _idle_by_kind(result: Result, start_s: float, end_s: float) -> dict[str, float]:
+    """Return the bubble of prefill and of decode workers; nothing where there are no such pools."""
+    prefills = pc.starts_with(result.spans.column("lane").cast(pa.string()), PREFILL_LANE)
+    return {
+        name: rollout_bubble(
+            gpu_seconds(replace(result, spans=result.spans.filter(those)), start_s, end_s)
+        )
+        for name, those in (("prefill_idle", prefills), ("decode_idle", pc.invert(prefills)))
+        if "prefill" in result.metadata
     }
 
 

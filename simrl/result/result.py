@@ -42,7 +42,8 @@ from simrl.result.check import check_metadata, checked_tables
 METADATA_FILE = "result.json"
 
 
-REST_LANE = "rollout-rest"  # GPUs too few for a rollout worker
+# GPUs too few for a rollout worker; beginning of the name of a prefill worker's lane
+REST_LANE, PREFILL_LANE = "rollout-rest", "rollout-prefill"
 
 
 class Lane(NamedTuple):

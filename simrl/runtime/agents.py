@@ -137,10 +137,16 @@ class Agents:
 
     `on_turn` is called when a turn of a trajectory ends, with its rollout and True, and when its
     tool has answered, with the answer and False, also if it has left its worker meanwhile. (A
-    client of engines sees every response, and calls the tools.)"""
+    client of engines sees every response, and calls the tools.)
+
+    `pool`: the dispatcher of prefill workers, where workers decode what others prefill. `links` has
+    for each lane the time at which its link has sent all KV cache; a token's takes
+    `kv_s_per_token`."""
 
     def __init__(self, env: simpy.Environment, rules: AgentRules) -> None:
         self.rules = rules
+        self.pool: Any = None
+        self.links, self.kv_s_per_token = dict[int, float](), 0.0
         self.figures = AgentFigures()
         self.on_turn: Callable[..., None] = lambda rollout, ended: None
         self.tools = ToolSlots(env, rules.tool_slots, self.figures) if rules.tool_slots else None

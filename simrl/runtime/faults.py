@@ -25,13 +25,18 @@ from simrl.scenario.faults import Fault, Lost, Slow, WeightSyncDelayed
 
 
 def check_faults(
-    faults: Sequence[Fault], workers: int, waits_for_lost: bool, elastic: str | None
+    faults: Sequence[Fault],
+    workers: int,
+    waits_for_lost: bool,
+    elastic: str | None,
+    prefill: int = 0,
 ) -> None:
     """Raise `InputError` for a worker that the system does not have, and for losses after which
     nothing could continue.
 
     `waits_for_lost`: in this system, samples of a lost worker wait for that worker. `elastic`:
     what moves GPUs between workers and trainer; a trainer that loses GPUs is not modelled.
+    `prefill`: workers of a pool of their own, which follow the others.
     """
     for i, fault in enumerate(faults):
         refuse(
@@ -41,8 +46,9 @@ def check_faults(
                 "modelled; leave one of the two out",
             ),
             (
-                fault.worker is not None and fault.worker >= workers,
-                f"faults.{i}.worker is {fault.worker}: the system has {workers} rollout workers, 0 to {workers - 1}; "
+                fault.worker is not None and fault.worker >= workers + prefill,
+                f"faults.{i}.worker is {fault.worker}: the system has {workers + prefill} rollout workers, 0 to "
+                f"{workers + prefill - 1}; "
                 "name one of them",
             ),
         )
@@ -55,8 +61,12 @@ def check_faults(
     worker, i = next(iter(gone.items()), (0, 0))
     refuse(
         (
-            len(gone) == workers,
+            {*range(workers)} <= gone.keys(),
             f"faults: all {workers} rollout workers are lost for good; give one of them a back_s",
+        ),
+        (
+            prefill and {*range(workers, workers + prefill)} <= gone.keys(),
+            f"faults: all {prefill} prefill workers are lost for good; give one of them a back_s",
         ),
         (
             gone and waits_for_lost,
@@ -79,17 +89,16 @@ def inject(
     env: simpy.Environment,
     faults: Sequence[Fault],
     seed: int,
-    workers: Sequence[Worker],
-    dispatcher: HearsOfLosses,
+    fleets: Sequence[tuple[Sequence[Worker], HearsOfLosses]],
 ) -> list[dict[str, Any]]:
-    """Start the faults. Return a list that gets an entry when one begins: its `kind`, `worker`,
+    """Start the faults. `fleets`: workers and their dispatcher; the numbers of workers go on from one
+    to the next. Return a list that gets an entry when one begins: its `kind`, `worker`,
     planned times (`at_s`, `until_s`; None: to the end), size, and index in the scenario
     (`fault`)."""
     happened: list[dict[str, Any]] = []
     states: list[_PresentFaults] = []
-    states += (
-        _PresentFaults(env, i, worker, dispatcher, states) for i, worker in enumerate(workers)
-    )
+    every = ((*each, hears) for workers, hears in fleets for each in enumerate(workers))
+    states += (_PresentFaults(env, i, *each, states) for i, each in enumerate(every))
     for i, fault in enumerate(faults):
         drawn = fault.rate_per_hour is not None
         for state in states if drawn else [states[fault.worker or 0]]:
@@ -120,11 +129,12 @@ class _Return(simpy.Timeout):
 @dataclass
 class _PresentFaults:
     """The present faults of a worker (`now`), by their index in the scenario; `workers` has this
-    state of all workers. `for_good`: a loss has no end. `vain`: only faults have been due since its
-    last return."""
+    state of all workers. Its dispatcher knows it by `number`. `for_good`: a loss has no end.
+    `vain`: only faults have been due since its last return."""
 
     env: simpy.Environment
     index: int
+    number: int
     worker: Worker
     dispatcher: HearsOfLosses
     workers: list[_PresentFaults]
@@ -177,7 +187,7 @@ class _PresentFaults:
                 )
             case Lost():
                 if self.lost and not was_lost:
-                    self.dispatcher.retire(self.index, lost=True)
+                    self.dispatcher.retire(self.number, lost=True)
                     self.worker.fail()
                 elif was_lost and not self.lost:
                     self.env.process(self.come_back())
@@ -190,7 +200,7 @@ class _PresentFaults:
         """Reactivate a worker when it has its weights, unless it was lost again meanwhile."""
         yield self.worker.restore()
         if not self.lost:
-            self.dispatcher.activate(self.index, lost=True)
+            self.dispatcher.activate(self.number, lost=True)
             self.vain = True
             call_last(self.env, self.run_stands_still)  # after the effects of the return
 

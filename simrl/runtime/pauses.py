@@ -1,8 +1,14 @@
-"""Pauses: the requests of one worker between two turns.
+"""Pauses: the requests of one worker between two turns, or at a prefill worker.
 
 Invariant: the next turn begins when the tool call is over and, with offloading, the KV cache is
 back. If the call ends while the cache is still copied out, the turn begins with the cache that is
 still on the GPU.
+
+With prefill and decode pools, a request stays at its decode worker from its start to its end.
+Whenever its context has to be computed (it begins, a tool has answered, an update has interrupted
+it), it is a request at a prefill worker for one more token, whose KV cache then crosses the links of
+both workers. A link sends one cache after the other. The decode worker admits the request when it
+has blocks for that cache.
 """
 
 from __future__ import annotations
@@ -17,6 +23,7 @@ import simpy
 from simrl.runtime.agents import Agents, HostCopy, HostMemory
 from simrl.runtime.events import call_at, on_fire
 from simrl.runtime.requests import WorkerRequest
+from simrl.runtime.rollout import Rollout
 from simrl.trace.trace import Turn
 
 if TYPE_CHECKING:
@@ -93,9 +100,11 @@ class Pauses:
         call_at(self._env, until_s, partial(self._worker.command, unpin))
 
     def _tool_over(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
-        """Begin the next turn: at once, or with offloading once the KV cache is back."""
+        """Begin the next turn: at once, with offloading once the KV cache is back, or at a prefill
+        worker."""
         self._agents.on_turn(request.rollout, False)
-        go_on = self._fetch if self._kv == "offload" else partial(self._resume, copy=None, blocks=0)
+        here = self._fetch if self._kv == "offload" else partial(self._resume, copy=None, blocks=0)
+        go_on = here if self._agents.pool is None else self.prefill
         self._worker.command(partial(go_on, request, slot, observation_tokens))
 
     def _fetch(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
@@ -131,6 +140,40 @@ class Pauses:
         """Count the tool call of a request up to now only."""
         if self._agents.tools is None:
             self._agents.figures.in_tools_s -= max(request.rollout.environment_until_s - now_s, 0.0)
+
+    # Prefill elsewhere.
+
+    def prefill(self, request: WorkerRequest, *_: int) -> None:
+        """Let the context of a request be computed by a prefill worker."""
+        if self._worker.is_here(request):
+            self._worker.take_out(request)
+            before = request.rollout
+            [end] = self._agents.pool.submit([before.sample], [before], before.tokens + 1)
+            request.prefill = end
+            on_fire(end, lambda end: self._send(request, end.value))
+
+    def _send(self, request: WorkerRequest, rollout: Rollout) -> None:
+        """Send the KV cache of what was prefilled, unless its request or its turn ends."""
+        ready_s, tokens, agents = self._env.now, rollout.tokens, self._agents
+        if tokens < request.length and not request.ends and not request.turn_at(tokens):
+            both = rollout.segments[-1].worker, self._worker.lane
+            context = request.sample.prompt_tokens + rollout.observation_tokens + tokens - 1
+            free_s = max(ready_s, *(agents.links.get(lane, 0.0) for lane in both))
+            ready_s = free_s + context * agents.kv_s_per_token
+            agents.links.update(dict.fromkeys(both, ready_s))
+        arrive = partial(self._worker.prefilled, request, rollout)
+        call_at(self._env, ready_s, partial(self._worker.command, arrive))
+
+    def ends(self, request: WorkerRequest, done: bool, *events: simpy.Event) -> bool:
+        """End a request when its prefill has ended, which is soon. Return False for a request
+        without one."""
+        if request.prefill is None:
+            return False
+        if not request.prefill.triggered:
+            self._agents.pool.withdraw([request.sample])
+        was_done, others = request.ends or (False, ())
+        request.ends = was_done or done, (*others, *events)
+        return True
 
     # Deadlines.
 

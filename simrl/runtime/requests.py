@@ -24,7 +24,9 @@ class WorkerRequest:
     `rollout` is its response up to the last closed segment, at first the one of other workers, with
     `tokens_before` tokens. The request ends at `length` tokens: the response's end, or earlier.
     `slot` is its place in the engine; None while it waits for its KV cache or its environment. The
-    open segment began at `started_s`."""
+    open segment began at `started_s`. `prefill` fires when a prefill worker has computed its
+    context; its KV cache is then on its way. `ends`: it ends with that; whether its response is
+    then done, and what fires."""
 
     event: simpy.Event
     response: Response
@@ -34,6 +36,8 @@ class WorkerRequest:
     cached: float
     started_s: float = 0.0
     slot: int | None = None
+    prefill: simpy.Event | None = None
+    ends: tuple[bool, tuple[simpy.Event, ...]] | None = None
     watches: list[tuple[int, simpy.Event]] = field(default_factory=list)
     _turn: int = 0  # index of the first turn that may not have ended
 

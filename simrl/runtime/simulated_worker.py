@@ -53,9 +53,10 @@ def simulated_workers(
     agents: Agents | None = None,
     lanes: int = 1,
     prompts: PromptKeys | None = None,
+    decode_lanes: int = 0,
 ) -> list[SimulatedWorker]:
     """Return workers with an engine for each drafter: one fleet a drafter. Each worker has `lanes`
-    of the recorder."""
+    of the recorder. Workers that prefill for others have theirs behind the `decode_lanes`."""
     prompts = prompts or PromptKeys()
     fleets: dict[str | None, tuple[Generation, Drafting | None]] = {}
     for name, method in [(None, drafting), *(drafters or {}).items()]:
@@ -68,7 +69,9 @@ def simulated_workers(
         shared = responses, recorder, costs.request_s, prompts
         fleets[name] = Generation(env, fleet, *shared), method
     workers = [
-        SimulatedWorker(env, i, fleets, costs, responses, recorder, prompts, agents, lanes)
+        SimulatedWorker(
+            env, i, fleets, costs, responses, recorder, prompts, agents, lanes, decode_lanes
+        )
         for i in range(number)
     ]
     for generation, _ in fleets.values():
@@ -110,8 +113,10 @@ class SimulatedWorker:
         prompts: PromptKeys,
         agents: Agents | None = None,
         lanes: int = 1,
+        decode_lanes: int = 0,
     ) -> None:
-        self.policy_version, self.index, self.lane, self._lanes = 0, index, index * lanes, lanes
+        self.policy_version, self.index, self._lanes = 0, index, lanes
+        self.lane, self._prefills = decode_lanes + index * lanes, decode_lanes > 0
         # An engine for each drafter, all on these GPUs and this KV cache; at most one of them has
         # requests.
         self._fleets = fleets
@@ -121,7 +126,8 @@ class SimulatedWorker:
         self.groups: Generation | None = None  # set where the worker takes whole groups
         self.load_delay_s, self._spent_before = 0.0, self.engine.spent
         self.env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
-        self._pauses = Pauses(env, self, agents or Agents(env, PLAIN))
+        self._agents = agents or Agents(env, PLAIN)
+        self._pauses = Pauses(env, self, self._agents)
         self._requests: dict[int, WorkerRequest] = {}
         self._in_slot: dict[int, WorkerRequest] = {}
         self._decoding: set[int] = set()  # slots that are not paused
@@ -131,6 +137,7 @@ class SimulatedWorker:
         self._prompts = prompts
         self.aside: set[int] = set()  # slots that were interrupted and will be sent again
         self._tokens_before = self._asked_version = self._preemptions = 0
+        self._kv_version = 0  # the oldest weights whose KV cache counts
         self._spot = self._drafting.spot if self._drafting else None
         self._notices: deque[Callable[[], None]] = deque()  # to the spot trainer
         self._busy_since_s: float | None = None
@@ -284,10 +291,10 @@ class SimulatedWorker:
             request.computed_tokens if request.cached == 1.0 else 0
         )
         ready_s = max(self.engine.now_s + fetch_s, request.rollout.environment_until_s)
-        if not self._pauses.wait(
-            request, ready_s, lambda: self.command(lambda: self._enter(request))
-        ):
-            self._enter(request)
+        elsewhere = self._agents.pool is not None and not request.cached
+        enter = self._pauses.prefill if elsewhere else self._enter
+        if not self._pauses.wait(request, ready_s, lambda: self.command(lambda: enter(request))):
+            enter(request)
 
     def _enter(self, request: WorkerRequest) -> None:
         """Add a request to the engine's queue."""
@@ -355,6 +362,8 @@ class SimulatedWorker:
 
     def finish_early(self, request: WorkerRequest, done: bool, *events: simpy.Event) -> None:
         """End a request before its length, and let its event and `events` fire with its rollout."""
+        if self._pauses.ends(request, done, *events):
+            return
         del self._requests[request.sample.uid]
         rollout = self._leave(request, done)
         self._notify_if_idle()
@@ -365,22 +374,47 @@ class SimulatedWorker:
     def _leave(self, request: WorkerRequest, done: bool = False) -> Rollout:
         """Take a request out of the engine. Return its rollout."""
         rollout = self._rollout(request, self.engine.now_s, done)
+        self.take_out(request)
+        return rollout
+
+    def take_out(self, request: WorkerRequest) -> None:
+        """Take a request out of the engine, if it is there, as it is."""
         if request.slot is not None:
             self.engine.abort(request.slot)
             self.aside.discard(request.slot)
             del self._in_slot[request.slot]
             self._rest(request.slot, self.engine.now_s)
             request.slot = None
-        return rollout
+
+    def prefilled(self, request: WorkerRequest, rollout: Rollout) -> None:
+        """Go on with a request whose KV cache has come from a prefill worker, or which ends."""
+        made = rollout.tokens - request.rollout.tokens
+        is_over = request.ends is not None or rollout.tokens >= request.length
+        (ended, events), request.ends = request.ends or (False, ()), None
+        request.rollout, request.tokens_before = rollout, request.tokens_before + made
+        request.prefill, request.cached = None, 1.0
+        for event in request.take_watches(rollout.tokens):
+            self._fire(event)
+        if made and not rollout.done and (turn := request.turn_at(rollout.tokens)):
+            self._pauses.call_tool(
+                request, turn, rollout.finished_s, partial(self._pauses.prefill, request)
+            )
+        elif not is_over and rollout.segments[-1].policy_version < self._kv_version:
+            self._pauses.prefill(request)
+        elif not is_over:
+            self._enter(request)
+        if is_over:
+            self.finish_early(request, ended or rollout.done, *events)
 
     def _leave_run(self, is_lent: bool = False) -> None:
         """Lose the GPUs, or lend them: all requests end as they are, without their KV cache."""
         if self._lost_since_s is not None:
             return
         self._is_lent = is_lent
-        for request in list(self._requests.values()):
-            self._fire(request.event, self._leave(request))
-        self._requests.clear()
+        for uid, request in list(self._requests.items()):
+            if not self._pauses.ends(request, False):
+                del self._requests[uid]
+                self._fire(request.event, self._leave(request))
         self._forget_caches()
         self._lost_since_s = self.engine.now_s
         self._notify(lambda spot, at_s: spot.occupied([self.index], at_s))
@@ -410,6 +444,9 @@ class SimulatedWorker:
         self._generation.close_segments(self, self.engine.now_s)
         if running != "keep":
             self._forget_caches()
+            self._kv_version = version
+        elsewhere = self._decoding if self._agents.pool and running != "keep" else ()
+        again_elsewhere = [self._in_slot[slot] for slot in sorted(elsewhere)]
         interrupted = self._interrupt(running, retry_s)
         self.close_rollout_span(self.engine.now_s)
         if not self._requests:
@@ -425,6 +462,8 @@ class SimulatedWorker:
             call_at(self.env, load.started_s + retry_s, partial(self.command, again))
         elif interrupted:
             again()
+        for request in again_elsewhere:
+            call_at(self.env, load.started_s + retry_s, partial(self._pauses.prefill, request))
         if self._decodes:
             self.open_rollout_span(self.engine.now_s)
         self._notify_if_idle()
@@ -536,7 +575,7 @@ class SimulatedWorker:
                 done = request.length == request.response.tokens
                 if done and request.response.turns:
                     self._pauses.ended(request, stopped_s)
-                turn = None if done else request.turn_at(request.length)
+                turn = None if done or self._prefills else request.turn_at(request.length)
                 if turn is not None:  # cut at the end of a turn: the environment answers meanwhile
                     self._pauses.call_tool(request, turn, stopped_s, lambda: None)
                 fired.append((stopped_s, request.event, self._rollout(request, stopped_s, done)))

@@ -108,6 +108,23 @@ class TrainPool(_Section):
     """data sheet of the GPU, as cluster.sheet"""
 
 
+class PrefillPool(_Section):
+    """Rollout GPUs that only prefill: the others decode, and KV caches go from pool to pool
+    (docs/clusters.md)."""
+
+    gpus: Annotated[int, Field(ge=0, le=262_144)] = 0
+    """GPUs that prefill, of those that roll out; 0: no pools, every rollout worker does both"""
+    tp: PositiveInt | None = None
+    """tensor-parallel size of a prefill worker; `cluster.tp`, which then is of the decode workers,
+    if not given"""
+    dispatch: Literal["prefix", "least_requests"] = "prefix"
+    """worker of a prefill. prefix: all of a group go to one, unless it is overloaded; least_requests:
+    the one with the fewest requests"""
+    link_bytes_per_s: BytesPerS | None = None
+    """rate at which a GPU sends or receives KV cache; its share in the scale-out network if not
+    given"""
+
+
 class ClusterConfig(_Section):
     """The GPUs. `tp` × `dp` of them make one rollout worker."""
 
@@ -133,6 +150,8 @@ class ClusterConfig(_Section):
     train: TrainPool | None = None
     """separate GPUs for training, also of another kind: {gpu: h800, gpus: 32, cost_per_gpu_hour:
     3}"""
+    prefill: PrefillPool = PrefillPool()
+    """a pool of rollout GPUs that only prefill, beside one that decodes: {gpus: 8, tp: 4}"""
     gpus_per_node: PositiveInt | None = None
     """GPUs that share a host; the data sheet's if not given: 8, or 4 of gb200, gb300 and gh200"""
     nvlink_domain: PositiveInt | None = None

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 import simrl
+from simrl.dispatch.placement import by_prompt, least_requests
+from simrl.dispatch.rules import Dispatch
 from simrl.engine.requests import blocks_to_start
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
@@ -29,7 +31,7 @@ from simrl.scenario.model import ClusterConfig, JudgeConfig, Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_drafter_fits
 from simrl.simulate.modelled import not_modelled
-from simrl.simulate.rollpacker import other_layouts
+from simrl.simulate.rollpacker import at_size, other_layouts
 from simrl.simulate.specactor import fetched_share, with_best_verifier
 from simrl.simulate.training_checks import (
     TrainingNeed,
@@ -71,6 +73,7 @@ class Prepared(Deployment):
     judge: Prepared | None = None
     evaluation_trace: Trace | None = None  # what evaluations generate
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
+    prefill: Prepared | None = None  # of the prefill workers, where the workers decode alone
 
     @property
     def deployment(self) -> Deployment:
@@ -87,7 +90,8 @@ class Prepared(Deployment):
         """True if of a group only the end is an event: no draft, turn of an environment, fault,
         evaluation, rank in lock step or rule of dispatch follows single responses."""
         agents, system = self.scenario.agents, self.system
-        capped = agents.max_concurrent or agents.deadline_s or self.has_turns or self.scenario.judge
+        special = agents.max_concurrent or agents.deadline_s or self.scenario.judge
+        capped = special or self.has_turns or self.prefill
         followed = self.drafts or self.tail or capped or self.scenario.faults or self.is_elastic
         alone = not followed and self.evaluation_trace is None
         return alone and self.limits.dp == 1 and system.dispatch.takes_groups
@@ -114,7 +118,7 @@ class Prepared(Deployment):
 
     @property
     def rollout_gpus(self) -> int:
-        return self.workers * self.gpus_per_worker
+        return self.workers * self.gpus_per_worker + self.scenario.cluster.prefill.gpus
 
     @property
     def gpus(self) -> int:
@@ -228,7 +232,7 @@ class Prepared(Deployment):
             "train_gpus": self.train_gpus,
             "links": self.links,
             **({"model_config": read} if (read := understood(s.model)) else {}),
-            "prefix_caching": self.limits.prefix_caching,
+            "prefix_caching": (self.prefill or self).limits.prefix_caching,
             "kv_cache_tokens_per_worker": self.limits.dp * self.limits.kv_tokens,
             "load_weights_s": self.costs.load_s + self.costs.pause_s,
             "load_weights_kind": "given"
@@ -243,6 +247,7 @@ class Prepared(Deployment):
                 **self.profile.metadata.model_dump(),
                 "corrections": list(self.profile.corrections),
             },
+            **({"prefill": self.prefill.layout} if self.prefill else {}),
             **(
                 {"layouts": [size.layout for size in (self, *self.layouts)]} if self.layouts else {}
             ),
@@ -271,6 +276,8 @@ def prepare(scenario: Scenario, inputs: InputCache | None = None) -> Prepared:
             scenario, system.speculation, gpus, partial(_deployment, system=system, inputs=inputs)
         )
     prepared = _prepared(scenario, system, inputs)
+    if scenario.cluster.prefill.gpus:
+        return _with_prefill(prepared, inputs)
     if not system.tp_sizes:
         return prepared
     return replace(
@@ -307,7 +314,8 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     require_parallelism(training, model, train_gpus)
     require_training_precision(precision.training, cluster.train_kind, training)
     elastic = "adapt_split_every" if system.adapt_split_every else system.elastic and system.name
-    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", elastic)
+    prefill = cluster.prefill.gpus // ((cluster.prefill.tp or cluster.tp) * cluster.dp)
+    check_faults(scenario.faults, workers, system.dispatch.on_loss == "wait", elastic, prefill)
     if system.needs_rewards:
         _require_unequal_rewards(deployment.trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
@@ -320,7 +328,7 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     limits = agents.limits(limits)
     if drafts is not None:
         require_drafter_fits(engine, precision, deployment, drafts, tail, limits)
-    costs = _worker_costs(scenario, system, deployment, drafts, train_gpus, workers)
+    costs = _worker_costs(scenario, system, deployment, drafts, train_gpus, workers + prefill)
     if tail is not None:
         tail = tail.fetching(fetched_share(tail.rule.kv, costs, deployment.profile, limits))
     prepared = Prepared(
@@ -480,6 +488,60 @@ def _requests(trace: Trace, judge: JudgeConfig, seed: int) -> Trace:
                 "context_cap_tokens": None,
             }
         ),
+    )
+
+
+def _with_prefill(prepared: Prepared, inputs: InputCache) -> Prepared:
+    """Return a run whose workers decode, with its prefill workers. Decode workers have no prefix
+    cache, as SGLang's. Raise `InputError` for what pools do not have."""
+    system, cluster = prepared.system, prepared.scenario.cluster
+    tp, gpus = cluster.prefill.tp or cluster.tp, cluster.prefill.gpus
+    judge_gpus = getattr(prepared.scenario.judge, "gpus", None)
+    pools, leave = f"cluster.prefill, system {system.name}", "leave prefill out"
+    refuse(
+        (
+            gpus % (tp * cluster.dp),
+            f"cluster.prefill.gpus is {gpus}: a prefill worker has {tp * cluster.dp} GPUs; use a multiple",
+        ),
+        (
+            system.evaluates is None,
+            f"{pools}: its workers load weights one by one, and prefill workers serve all of them; {leave}",
+        ),
+        (
+            prepared.is_elastic or system.tp_sizes or system.extra_rollout_gpus,
+            f"{pools}: its GPUs change sides or sizes, or are extra, and pools keep theirs; {leave}",
+        ),
+        (
+            prepared.drafts or prepared.tail,
+            f"{pools}: drafts of decode workers are not modelled; use system.speculation=none, or {leave}",
+        ),
+        (
+            system.dispatch.programs
+            or (prepared.judge and not prepared.judge.scenario.cluster.gpus),
+            f"{pools}: programs, and judges that take turns with rollout, are not modelled beside them; {leave}",
+        ),
+        (
+            system.on_update.running == "start_over",
+            f"{pools}: updates let requests start over, which pools do not model; {leave}",
+        ),
+        (
+            prepared.agents.kv in ("keep", "offload"),
+            f"agents.kv_while_tool_runs is {prepared.agents.kv}: the next turn is prefilled elsewhere; leave it out, or "
+            "cluster.prefill",
+        ),
+    )
+    place = by_prompt if cluster.prefill.dispatch == "prefix" else least_requests
+    system = replace(system, dispatch=Dispatch("prefill", place))
+    size = at_size(
+        prepared, tp, lambda formed: _prepared(formed, system, inputs), "cluster.prefill"
+    )
+    return replace(
+        prepared,
+        limits=prepared.limits._replace(prefix_caching=False, longest_prefix_first=False),
+        costs=prepared.costs._replace(
+            fetch_s_per_token=max(run.costs.fetch_s_per_token for run in (prepared, size))
+        ),
+        prefill=replace(size, workers=gpus // (tp * cluster.dp)),
     )
 
 
@@ -673,7 +735,9 @@ def _worker_costs(
     kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
     return WorkerCosts(
         load_s=load_s,
-        fetch_s_per_token=kv_bytes / min(tp, model.kv_heads) / kind.network_bytes_per_s,
+        fetch_s_per_token=kv_bytes
+        / min(tp, model.kv_heads)
+        / (cluster.prefill.link_bytes_per_s or kind.network_bytes_per_s),
         evaluate_every=training.evaluate_every,
         evaluate_s=training.evaluate_s,
         request_s=deployment.profile.metadata.request_s or 0.0,
@@ -720,7 +784,7 @@ def _require_own_pools(cluster: ClusterConfig, system: System) -> None:
 def split_gpus(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, int]:
     """Return the number of rollout workers, of `unit` GPUs each, and of train GPUs; leftover GPUs
     go to training, or stay idle where that has a pool of its own."""
-    gpus = cluster.gpus
+    gpus, prefill = cluster.gpus, cluster.prefill.gpus
     if cluster.train is not None or system.rollout_share is None:
         extra = _share(gpus, system.extra_rollout_gpus) // unit
         there = "there are" if cluster.train is None else "cluster.gpus is"
@@ -731,20 +795,22 @@ def split_gpus(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, 
                 f"{unit}; use more",
             ),
             (
-                gpus < unit,
+                gpus < unit + prefill,
                 f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and {there} "
-                f"{gpus}; use more GPUs, or fewer draft_gpus",
+                f"{gpus}{f', less {prefill} for prefill' if prefill else ''}; use more GPUs, or fewer draft_gpus",
             ),
             cause="GPUs of a worker",
         )
-        return gpus // unit + extra, cluster.train.gpus if cluster.train else gpus
-    workers = _share(gpus, system.rollout_share) // unit
-    train_gpus = gpus - workers * unit
+        workers = (gpus - prefill) // unit + extra
+        return workers, cluster.train.gpus if cluster.train else gpus
+    workers = (_share(gpus, system.rollout_share) - prefill) // unit
+    train_gpus = gpus - prefill - workers * unit
     refuse(
         (
-            workers == 0 or train_gpus == 0,
-            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs, {unit} a worker, leaves "
-            f"{workers * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share",
+            workers <= 0 or train_gpus == 0,
+            f"system {system.name}: rollout_share {system.rollout_share} of {gpus} GPUs"
+            f"{f', {prefill} of them for prefill' if prefill else ''}, {unit} a worker, leaves "
+            f"{max(workers, 0) * unit} rollout and {train_gpus} train GPUs; both need some: use more GPUs, or another share",
         ),
         cause="GPUs of a pool",
     )

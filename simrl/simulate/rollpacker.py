@@ -44,9 +44,21 @@ def _layout(prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared]
             f"{size}, and faults are of workers that stay; leave planner or faults out",
         ),
     )
+    return at_size(prepared, tp, prepare, size)
+
+
+def at_size(
+    prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared], words: str
+) -> Prepared:
+    """Return a run with all rollout workers at another tensor-parallel size: with their profile and
+    KV cache, without pools and faults. Raise `InputError` that begins with `words` where they
+    cannot be formed."""
+    scenario, cluster = prepared.scenario, prepared.scenario.cluster
     ep, kv_tokens = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
-    formed = scenario.with_fields("cluster", tp=tp, ep=ep)
-    if scenario.profile.path is not None:
+    formed = scenario.with_fields(
+        "cluster", tp=tp, ep=ep, prefill=cluster.prefill.model_copy(update={"gpus": 0})
+    )
+    if scenario.profile.path is not None and tp != cluster.tp:
         name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))
         beside = Path(scenario.profile.path).with_name(name)
         formed = formed.with_fields(
@@ -58,6 +70,6 @@ def _layout(prepared: Prepared, tp: int, prepare: Callable[[Scenario], Prepared]
         shards = [min(gpus, prepared.model.kv_heads) for gpus in (tp, cluster.tp)]
         formed = formed.with_fields("engine", kv_cache_tokens=kv_tokens * shards[0] // shards[1])
     try:
-        return prepare(formed)
+        return prepare(formed.model_copy(update={"faults": ()}))
     except InputError as error:
-        raise InputError(f"{size}: {error}", error.cause) from error
+        raise InputError(f"{words}: {error}", error.cause) from error

@@ -25,7 +25,7 @@ from simrl.pipelines.context import Layout, RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile.profile import TableProfile, Tables
 from simrl.profile.rollout_times import RolloutTimes
-from simrl.result.result import REST_LANE, Lane, Result
+from simrl.result.result import PREFILL_LANE, REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
 from simrl.runtime.events import Signal, gather, once_an_instant
@@ -139,6 +139,8 @@ class Schedule:
         )
         self._fleets = [self._fleet(prepared, self.workers, ranker)]
         self.dispatcher = self._fleets[0].dispatcher
+        if prepared.prefill is not None:
+            self._fleets.append(self._prefill_fleet(prepared.prefill))
         self.agents.on_turn = self.dispatcher.turn
         self.trainer, self.rewarder = (make_learners or simulated_learners)(self, train_lanes)
         context = RunContext(
@@ -156,6 +158,7 @@ class Schedule:
             best_of_n=prepared.tail.rule if prepared.tail else None,
             dynamic_sampling=system.dynamic_sampling,
             accepts=rewards_differ if system.filter_groups is True else lambda group: True,
+            prefill=[worker for fleet in self._fleets[1:] for worker in fleet.workers],
         )
         if scenario.evaluation is not None and prepared.evaluation_trace is not None:
             rule = scenario.evaluation, prepared.evaluation_trace, prepared.evaluates_beside
@@ -169,7 +172,9 @@ class Schedule:
             context = replace(context, pool=pool)
         if system.adapt_split_every:
             env.process(adapt(env, pool, system.adapt_split_every))
-        self._faults = inject(env, scenario.faults, scenario.seed, self.workers, self.dispatcher)
+        self._faults = inject(
+            env, scenario.faults, scenario.seed, [fleet[:2] for fleet in self._fleets]
+        )
         env.process(system.pipeline(context))
 
     def _fleet(
@@ -192,6 +197,24 @@ class Schedule:
             size.profile, trace.metadata.cap_tokens, most, prompt_tokens, capacity, costs
         )
         return _Fleet(workers, dispatcher, times)
+
+    def _prefill_fleet(self, size: Prepared) -> _Fleet:
+        """Return prefill workers, and let the other workers decode what they prefill."""
+        workers = worker_fleet(
+            self.env,
+            size.workers,
+            size.profile.tables,
+            size.limits,
+            size.costs,
+            self.workload.responses,
+            self.recorder,
+            prompts=self.prompts,
+            decode_lanes=self.units,
+        )
+        fleet = self._fleet(size, workers, None)
+        agents, costs = self.agents, self.prepared.costs
+        agents.pool, agents.kv_s_per_token = fleet.dispatcher, costs.fetch_s_per_token
+        return fleet
 
     def _layouts(self, run: RunContext, first: Prepared) -> tuple[Layout, ...]:
         """Return the run in each size of its planner (RollPacker), the cluster's first. Larger
@@ -269,7 +292,7 @@ class Schedule:
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
         metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}
-        if self._simulates and prepared.limits.prefix_caching:
+        if self._simulates and (prepared.prefill or prepared).limits.prefix_caching:
             metadata["prefix_cache"] = _prefix_cache(fleet.workers for fleet in self._fleets)
         if self._simulates and (prepared.has_turns or self.agents.rules.deadline_s < np.inf):
             self.agents.stop()
@@ -290,17 +313,23 @@ def _lanes(prepared: Prepared) -> tuple[int, list[Lane], list[int]]:
     if prepared.is_elastic:
         units = prepared.scenario.cluster.gpus // unit
     lanes = [Lane(f"rollout-{i:03d}", unit) for i in range(units)]
+    if size := prepared.prefill:
+        lanes += [
+            Lane(f"{PREFILL_LANE}-{units + i:03d}", size.gpus_per_worker)
+            for i in range(size.workers)
+        ]
     if prepared.is_elastic:
         return units, lanes, list(range(prepared.workers, units))
     if not prepared.colocated:
         rest = (
-            prepared.gpus - prepared.train_gpus - units * unit
+            prepared.gpus - prepared.train_gpus - prepared.rollout_gpus
         )  # too few for another worker: idle
-        lanes += [Lane("train", prepared.train_gpus), *([Lane(REST_LANE, rest)] if rest else [])]
-        return units, lanes, [units]
-    if prepared.train_gpus > units * unit:  # too few for another worker: they train only
-        lanes.append(Lane(REST_LANE, prepared.train_gpus - units * unit))
-    return units, lanes, list(range(min(-(-prepared.train_gpus // unit), len(lanes))))
+        lanes.append(Lane("train", prepared.train_gpus))
+        return units, [*lanes, *([Lane(REST_LANE, rest)] if rest else [])], [len(lanes) - 1]
+    if prepared.train_gpus > prepared.rollout_gpus:  # too few for another worker: they train only
+        lanes.append(Lane(REST_LANE, prepared.train_gpus - prepared.rollout_gpus))
+    trained = len(lanes) if prepared.prefill else -(-prepared.train_gpus // unit)
+    return units, lanes, list(range(min(trained, len(lanes))))
 
 
 def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:

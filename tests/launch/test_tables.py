@@ -169,13 +169,14 @@ def test_the_fields_that_change_no_second_are_said_to_and_only_they():
     assert all(RUN["still"].values())
 
 
+POOL_NAMES = {"cluster.train.gpus", "cluster.prefill.gpus", "cluster.prefill.tp"}
 FIELD_NAMES = {*NAMES, *(f"workload.synthetic.{name}" for name in LengthModel.model_fields)}
 
 
 @every_table
 def test_every_field_of_a_table_is_a_field_of_a_scenario_or_a_parameter_of_its_systems(table):
     of_systems = {f"system.{key}" for rule in table.systems for key in parameters_of(rule.name)}
-    assert table.fields.keys() <= FIELD_NAMES | {"cluster.train.gpus"} | of_systems
+    assert table.fields.keys() <= FIELD_NAMES | POOL_NAMES | of_systems
     for rule in table.systems:
         assert rule.parameters.keys() <= parameters_of(rule.name).keys(), rule.name
 

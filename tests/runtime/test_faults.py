@@ -350,7 +350,7 @@ def faulty(*which, workers=2, on_loss="elsewhere", limits=ROOMY):
     env, record = simpy.Environment(), recorder(*(f"rollout-{i:03d}" for i in range(workers)))
     those = [a_worker(env, i, limits=limits, record=record) for i in range(workers)]
     dispatcher = Dispatcher(env, those, Dispatch("test", least_requests, on_loss=on_loss), record)
-    inject(env, faults(*which), 0, those, dispatcher)
+    inject(env, faults(*which), 0, [(those, dispatcher)])
     return env, those, dispatcher
 
 

@@ -289,7 +289,18 @@ def _tokens_apart(row: Row) -> list[str]:
     }
     stale = row.get("stale_samples", 0)
     shares = [f"{row[key]:.1%} {words}" for key, words in facts.items() if row[key] >= LEAST_SHARE]
-    return [f"{stale:,} samples were too stale and dropped"] * bool(stale) + shares
+    return [
+        *[f"{stale:,} samples were too stale and dropped"] * bool(stale),
+        *shares,
+        *(
+            [
+                f"prefill workers idle {row['prefill_idle']:.0%} of the time, decode workers "
+                f"{row['decode_idle']:.0%}"
+            ]
+            if "prefill_idle" in row
+            else []
+        ),
+    ]
 
 
 def not_drafted(method: str) -> str:

@@ -17,6 +17,7 @@ from simrl.engine.cost import pass_seconds, wait_for_stragglers
 from simrl.engine.drafts import (
     BEGINS,
     HAVING,
+    attention_over_s,
     choose_arm,
     draft_meanwhile,
     end_round,
@@ -25,6 +26,7 @@ from simrl.engine.drafts import (
     judge,
     land,
     learn,
+    look,
     propose,
     propose_from_siblings,
     recent_share,
@@ -70,6 +72,7 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
     arm, speculates, works = 0, False, True
     if d is not None:
         t = e.totals[first]
+        look(e.requests[first], t, tables, d)
         speculates = not d.rule.decoupled and gate_opens(d.rule, d.gate_batch, t, t.n_running)
         if d.rule.trees and speculates:
             arm = choose_arm(e, first, d)
@@ -91,6 +94,9 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
         drafted = 0
         if d is not None:
             t.draft_s = round_s(t, d, arm) if speculates else 0.0
+            if d.own_kv_tokens > 0.0 and t.draft_s > 0.0 and t.decoding > 0:
+                n, kv_tokens = float(t.proposing), t.decode_kv / t.decoding
+                t.draft_s += t.levels * attention_over_s(tables, d, n, kv_tokens)
             rests = t.draft_ends_s <= began_s or t.flying == 0
             if works:
                 _account(r, t, seconds)

@@ -70,7 +70,9 @@ def covering(
         t = t._replace(**{axis: np.append(grid, more), values: seconds})
         beyond[f"{edge:,.0f} {WORDS.get(axis, axis.replace('_', ' '))}"] = None
     words = f"extrapolated by the roofline beyond {', '.join(beyond)} ({OFF_BY})"
-    return TableProfile(t, m, profile.origin, (*profile.corrections, words)) if beyond else profile
+    if not beyond:
+        return profile
+    return TableProfile(t, m, profile.origin, (*profile.corrections, words), profile.sequence_s)
 
 
 def _attention_s(t: Tables, axis: int, more: Floats, roofline: Roofline) -> Floats:

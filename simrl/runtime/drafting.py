@@ -22,6 +22,7 @@ from simrl.runtime.history import LengthHistory
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.speculation.acceptance import sample_key
+from simrl.speculation.choices import Toggle
 from simrl.speculation.decoding import MODEL, RUNS, SIBLINGS, Decoding, packed, read_only
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.drafter import AcceptRuns
@@ -37,7 +38,9 @@ from simrl.speculation.siblings import (
     whole_response_runs,
 )
 from simrl.speculation.tail_plan import TailPlan
+from simrl.speculation.toggle import Ladder
 from simrl.speculation.trace_runs import DrawnRuns, accepted_prefixes, drawn_sibling_runs, text_runs
+from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Response, Sample, Trace
 
 MANY_UPDATES = 1e9  # after which a drafter that is not trained has drifted as far as it can
@@ -179,6 +182,8 @@ class Drafting:
                 self._runs = drawn_sibling_runs(plan.inputs, trace, seed)
         elif drafter in ("history", "ngram", "own"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
+        self._version, self._moved = 0, False  # of the ladder of a toggle
+        self._ladder = Ladder(plan.speculation.window.rule.start_tokens)
         runs = (
             self._runs.packed
             if isinstance(self._runs, DrawnRuns)
@@ -286,6 +291,7 @@ class Drafting:
 
         With weights comes the trained drafter that was saved when they were made; a drafter without
         training never changes."""
+        self._begin_rollout(engine, policy_version)
         engine.new_rollout()
         engine.forget_rows()
         engine.drift = self._drift(policy_version)
@@ -296,7 +302,28 @@ class Drafting:
                 self._acceptance.drift(behind) / engine.drift,
             )
         before, engine.decoding = engine.decoding, self._decoding_of(policy_version)
-        return not _like(engine.decoding, before)
+        return self._moved or not _like(engine.decoding, before)
+
+    def _begin_rollout(self, engine: Engine, policy_version: int) -> None:
+        """End the rollout of a toggle: at the first load of a version, the ladder of all engines
+        sees the acceptance rate of their drafts; at its own load, each engine its accept length."""
+        rule, t = self._speculation.gate, engine.fleet.t
+        if not isinstance(rule, Toggle):
+            return
+        if policy_version != self._version:
+            self._version, before = policy_version, self._ladder
+            if drafted := int(t["rollout_drafted"].sum()):
+                self._ladder = before.after(int(t["rollout_accepted"].sum()) / drafted, rule)
+            self._moved = self._ladder.draft_tokens != before.draft_tokens
+            if self._moved:
+                t["accept_length"][:] = tokens = self._ladder.draft_tokens
+                window = self._own.rule._replace(window=Fixed(tokens=tokens).rule)
+                self._own = self._own._replace(rule=window)
+        rows = engine.rows
+        if drafts := int(t["rollout_drafts"][rows].sum()):
+            t["accept_length"][rows] = 1.0 + int(t["rollout_accepted"][rows].sum()) / drafts
+        for count in ("rollout_drafts", "rollout_drafted", "rollout_accepted"):
+            t[count][rows] = 0
 
     def _drift(self, policy_version: int) -> float:
         """Return the drift of these weights from their drafter."""

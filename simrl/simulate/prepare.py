@@ -454,15 +454,9 @@ def _worker_costs(
         )
         load_s = training.load_overhead_s * (not synced) + own_bytes / link
         load_s += _sleep_s(scenario, model, tp) * (system.rollout_share is None)
-    if (
-        training.load_s is None
-        and drafts is not None
-        and (trained := drafts.speculation.training)
-        and trained.adaptive
-    ):
-        load_s += (
-            drafts.weight_bytes / link
-        )  # what was trained of it comes with the policy's weights
+    if drafts is not None:
+        # What was trained of a drafter comes with the policy's weights.
+        load_s += drafts.load_s + (training.load_s is None) * drafts.loaded_bytes / link
     kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
     return WorkerCosts(
         load_s=load_s,

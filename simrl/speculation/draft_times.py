@@ -15,16 +15,18 @@ kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from simrl.errors import InputError, refuse
+from simrl.profile.derived_layouts import in_layout
 from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
+from simrl.profile.precision import WEIGHT_BYTES as PRECISION_BYTES
 from simrl.profile.profile import TableProfile
 from simrl.speculation.choices import Capture, Strategy
 from simrl.speculation.drafter_training import Pace
@@ -208,6 +210,50 @@ def eagle_shape(target: ModelShape) -> ModelShape:
         0,
     )
     return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1, **plain})
+
+
+def mtp_shape(target: ModelShape) -> ModelShape:
+    """Return the shape of a model's head for multi-token prediction: a layer like its last, with
+    attention to all tokens, whose projection (2 hidden → hidden) counts as part of its MLP."""
+    none = dict.fromkeys(
+        ("dense_layers", "mlp_layers", "linear_layers", "linear_parameters", "state_bytes"), 0
+    )
+    mlp = "shared_intermediate" if target.experts else "intermediate"
+    wider = {mlp: getattr(target, mlp) + 2 * target.hidden // target.mlp_matrices}
+    beside = {"window_layers": 0, "window_tokens": 0, "layers": 1}
+    return target.model_copy(update={"name": f"mtp of {target.name}", **none, **wider, **beside})
+
+
+def mtp_drafts(
+    profile: TableProfile, target: ModelShape, gpu: Gpu, kv_tokens: float, round_s: float
+) -> DraftTimes:
+    """Return the times of a model's heads for multi-token prediction, from the profile of the model
+    in its layout: a level is one layer of it and the output head."""
+    shape, m = mtp_shape(target), profile.metadata
+    layout = m.model_copy(update={"model": shape.name})
+    head = in_layout(profile.kernels, layout, shape, gpu, "another split", target)
+    held = target.mtp_layers * PRECISION_BYTES[m.precision] * shape.body_parameters / m.tp
+    return replace(profiled_drafts(head, shape, kv_tokens, round_s), weight_bytes_per_gpu=held)
+
+
+def quantised_drafts(
+    profile: TableProfile, target: ModelShape, gpu: Gpu, precision: str, kv_tokens: float
+) -> DraftTimes:
+    """Return the times of the policy as its own drafter in another precision: passes of the profile
+    carried over to it. It has no KV cache of its own, and embeddings and output head are shared."""
+    m = profile.metadata
+    layout = m.model_copy(update={"precision": precision})
+    passes = in_layout(profile.kernels, layout, target, gpu, "", target)
+    held = PRECISION_BYTES[precision] * target.body_parameters / m.tp
+    times = profiled_drafts(passes, target, kv_tokens)
+    return replace(times, weight_bytes_per_gpu=held, kv_bytes_per_token_per_gpu=0.0, prefill_s=0.0)
+
+
+def quantising_s(target: ModelShape, gpu: Gpu, precision: str, tp: int) -> float:
+    """Return the seconds in which each GPU reads its layers' weights in bfloat16 and writes them in
+    another precision: a lower bound, by bytes."""
+    moved = (WEIGHT_BYTES + PRECISION_BYTES[precision]) * target.body_parameters / tp
+    return moved / (MEMORY_EFFICIENCY * gpu.memory_bytes_per_s)
 
 
 def pace_of(target: ModelShape, gpu: Gpu, tp: int, efficiency: float) -> Pace:

@@ -13,13 +13,23 @@ from typing import Any
 import numpy as np
 
 from simrl.errors import InputError, refuse
-from simrl.profile.model_shape import model_shape
+from simrl.profile.model_shape import ModelShape, model_shape
+from simrl.profile.precision import require_precision
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.rollout_times import DraftCosts
 from simrl.profile.shipped import shipped_profile
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.choices import Elastic
-from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, Runs, chains, trees
+from simrl.speculation.choices import Elastic, Toggle
+from simrl.speculation.decoding import (
+    BATCH,
+    ELASTIC,
+    TOGGLE,
+    Decoding,
+    Rule,
+    Runs,
+    chains,
+    trees,
+)
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.draft_times import (
     LAYER_S,
@@ -28,13 +38,16 @@ from simrl.speculation.draft_times import (
     eagle_drafts,
     graph_bytes,
     model_drafts,
+    mtp_drafts,
     profiled_drafts,
+    quantised_drafts,
+    quantising_s,
     text_drafts,
 )
 from simrl.speculation.gates import batch_gate
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.matching import has_token_ids
-from simrl.speculation.methods import EAGLE, NGRAM, Decoupled, Speculation
+from simrl.speculation.methods import EAGLE, MTP, NGRAM, QUANTISED, Decoupled, Speculation
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import draw_runs
 from simrl.speculation.siblings import SiblingIndex
@@ -47,6 +60,7 @@ from simrl.speculation.specactor import (
     plan_decoupled,
     reconfiguration_table,
 )
+from simrl.speculation.toggle import first_accept_length
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Trace
@@ -81,11 +95,20 @@ class DraftPlan:
     # compared.
     rate: float = np.nan
     siblings_faster_beyond: float = np.inf  # drift from which on drafts of siblings are faster
+    load_s: float = 0.0  # what a load of weights takes longer, to make a drafter of them
 
     @property
     def first_version(self) -> int:
         """The first policy version for which there is a learned drafter."""
         return self.speculation.model_free.before_version if self.speculation.model_free else 0
+
+    @property
+    def loaded_bytes(self) -> float:
+        """Bytes of the drafter on each GPU that come with the policy's weights, as it is
+        trained."""
+        training, heads = self.speculation.training, self.speculation.model == MTP
+        trained = training.adaptive if training else self.speculation.follows and heads
+        return self.weight_bytes if trained else 0.0
 
     @property
     def draft_gpus(self) -> int:
@@ -234,6 +257,10 @@ def _plan_model(
         acceptance=acceptance,
         tree_times=tree_times,
     )
+    if speculation.model in QUANTISED:
+        model, gpu = deployment.model, deployment.gpu
+        load_s = quantising_s(model, gpu, speculation.model, deployment.tp)
+        plan = replace(plan, load_s=load_s)
     if strategies:
         facts["trees"] = len(strategies)
     if speculation.model_free is not None:
@@ -264,12 +291,21 @@ def _model_times(
     """Return how long a model drafter takes, for trees of `branches` a level: as `draft_profile`
     measured it, else derived."""
     gpu, kv_tokens = deployment.gpu, typical_context_tokens(deployment.trace)
+    profile, model = deployment.profile, deployment.model
     # After a verification the host starts a round as it starts a pass.
     host_s = max(deployment.profile.even.between_passes_s, LAYER_S)
     round_s = next(s for s in (inputs.draft_round_s, speculation.round_s, host_s) if s is not None)
     if speculation.model == EAGLE:
         overheads = Overheads(round_s, speculation.level_s)
-        return eagle_drafts(deployment.model, gpu, deployment.tp, kv_tokens, branches, overheads)
+        shape = model.model_copy(update={"vocab": speculation.draft_vocab or model.vocab})
+        return eagle_drafts(shape, gpu, deployment.tp, kv_tokens, branches, overheads)
+    if speculation.model == MTP:
+        _require_heads(model, speculation.window.rule.most_tokens)
+        return mtp_drafts(profile, model, gpu, kv_tokens, round_s)
+    if speculation.model in QUANTISED:
+        require_precision(speculation.model, gpu, model)
+        times = quantised_drafts(profile, model, gpu, speculation.model, kv_tokens)
+        return replace(times, round_s=times.round_s + round_s)
     shape = model_shape(speculation.model)
     tp = 1 if speculation.decoupled or shape.heads % deployment.tp else deployment.tp
     path = inputs.draft_profile or shipped_profile(shape.name, gpu.name, tp)
@@ -286,6 +322,24 @@ def _model_times(
     # Levels follow each other without going back to the host's loop.
     return profiled_drafts(
         profile.with_corrections(between_passes_s=0.0), shape, kv_tokens, round_s
+    )
+
+
+def _require_heads(model: ModelShape, draft_tokens: int) -> None:
+    """Raise `InputError` for a model without heads, or a number of draft tokens that its heads do
+    not draft in equal parts (as vLLM requires)."""
+    heads = model.mtp_layers
+    refuse(
+        (
+            not heads,
+            f"speculation mtp: {model.name} has no layers for multi-token prediction (num_nextn_predict_layers of its "
+            "config.json); name a model with them, or draft with eagle3",
+        ),
+        (
+            heads and draft_tokens > heads and draft_tokens % heads,
+            f"speculation mtp: draft_tokens is {draft_tokens}, and {model.name} has {heads} layers for multi-token prediction; "
+            "use a multiple",
+        ),
     )
 
 
@@ -387,6 +441,11 @@ def decoding_of(
                 plan.decoupled, speculation.decoupled.objective
             )
             parts |= {"best_window": windows, "best_coupled": coupled}
+    elif isinstance(speculation.gate, Toggle):
+        toggle = speculation.gate
+        ramp = max_num_seqs // 2 if toggle.ramp is None else toggle.ramp
+        rule = rule._replace(gate=TOGGLE, threshold=ramp, margin=toggle.margin)
+        parts["accept_length"] = first_accept_length(toggle)
     elif isinstance(speculation.gate, Elastic):
         threshold, patience = speculation.gate.threshold, speculation.gate.patience
         rule = rule._replace(gate=ELASTIC, threshold=threshold, patience=patience)
@@ -401,9 +460,12 @@ def decoding_of(
         ]
         decoding = trees(rule, speculation.strategies, plan.tree_times, logs)
     else:
-        decoding = chains(
-            rule, times, plan.acceptance, MOST_PLANNED_WINDOW if plan.decoupled else 0
-        )
+        longest = MOST_PLANNED_WINDOW if plan.decoupled else 0
+        if isinstance(speculation.gate, Toggle):
+            longest = speculation.gate.ladder[-1]
+        decoding = chains(rule, times, plan.acceptance, longest)
+    if speculation.model in QUANTISED:
+        parts["own_kv_tokens"] = float(typical_context_tokens(deployment.trace))
     if runs is not None:
         parts["runs"] = runs
     if siblings is not None:
@@ -416,11 +478,27 @@ def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> D
     (`RolloutTimes`)."""
     gate, times = plan.speculation.gate, plan.times
     largest = np.full(1, gate.threshold if isinstance(gate, Elastic) else 1 << 40)
+    if isinstance(gate, Toggle):
+        largest[0] = _toggle_batch(plan, gate, deployment, max_num_seqs)
     if gate == "batch":
         kv_tokens = typical_context_tokens(deployment.trace)
         window = plan.speculation.window.rule
         largest = batch_gate(deployment.profile, times, window, kv_tokens, max_num_seqs)
     return DraftCosts(times.sequences, times.round_s, times.step_s, largest)
+
+
+def _toggle_batch(
+    plan: DraftPlan, toggle: Toggle, deployment: Deployment, max_num_seqs: int
+) -> int:
+    """Return the largest batch at which a toggle's first rollout begins to draft."""
+    profile, kv_tokens = deployment.profile, typical_context_tokens(deployment.trace)
+    tokens, length = toggle.ladder[0], first_accept_length(toggle)
+    for n in range(max_num_seqs, 0, -1):
+        drafts_s = plan.times.draft_s(n, tokens) - plan.times.draft_s(n, 0)
+        round_s = drafts_s + profile.verify_s(n, tokens, kv_tokens)
+        if length * profile.decode_s(n, kv_tokens) >= (1 + toggle.margin) * round_s:
+            return n
+    return 0
 
 
 def with_text_times(decoding: Decoding, profile: TableProfile) -> Decoding:

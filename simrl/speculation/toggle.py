@@ -1,0 +1,66 @@
+"""EfficientRollout's toggle and ladder (arXiv 2606.18967; furiosa-ai/EfficientRollout@0ff0bc5): when a
+worker begins to draft in a rollout, and how many tokens.
+
+Invariant: once on, it stays on to the end of the rollout. The number of draft tokens is one for all
+workers and changes between rollouts only.
+
+A worker looks before each pass: first it must have had more than `ramp` running requests (in
+prefills, few run), then it begins as soon as
+
+    accept length / (draft tokens × draft_s + verify_s) × decode_s >= 1 + margin
+
+for the running requests at their mean length (`EngineCore._check_sd_toggle`). The pass after this
+has no drafts yet. The accept length is what this worker had in its last rollout with drafts
+(`wake_up`), also if the draft tokens have changed since.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simrl.profile.compiled import kernel
+from simrl.speculation.choices import Toggle
+from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON
+
+# States of an engine between `ELASTIC_OFF` and `ELASTIC_ON`.
+ARMED, STARTS = 1, 2
+
+
+class Ladder(NamedTuple):
+    """The draft tokens of the next rollout, and how many consecutive rollouts asked for more, or
+    for fewer."""
+
+    draft_tokens: int
+    high: int = 0
+    low: int = 0
+
+    def after(self, rate: float, rule: Toggle) -> Ladder:
+        """Return the ladder after a rollout with this acceptance rate of all workers' drafts
+        (`AgentLoopManager._generate_sequences_impl`). A rollout without drafts changes nothing."""
+        rung = rule.ladder.index(self.draft_tokens)
+        if rung + 1 < len(rule.ladder) and rate >= rule.raise_at:
+            risen = Ladder(rule.ladder[rung + 1])
+            return risen if self.high + 1 >= rule.persistence else Ladder(self[0], self.high + 1)
+        if rung > 0 and rate <= rule.lower_at:
+            fallen = Ladder(rule.ladder[rung - 1])
+            return fallen if self.low + 1 >= rule.persistence else Ladder(self[0], 0, self.low + 1)
+        return Ladder(self.draft_tokens)
+
+
+def first_accept_length(rule: Toggle) -> float:
+    """Return the accept length, in tokens a pass, that the first rollout is taken to have: with a
+    ladder its first draft tokens, else `_cold_start_L`."""
+    tokens = rule.ladder[0]
+    if len(rule.ladder) > 1 or tokens <= 3:
+        return float(tokens)
+    return tokens - (0.5 if tokens <= 5 else float(min((tokens - 4) // 2, 5)))
+
+
+@kernel
+def next_toggle(state: int, running: int, ramp: int, speedup: float, margin: float) -> int:
+    """Return the state with which the next pass begins; `running` requests run then."""
+    if state == STARTS or state == ELASTIC_ON:
+        return ELASTIC_ON
+    if state == ELASTIC_OFF:
+        return ARMED if running > ramp else ELASTIC_OFF
+    return STARTS if running > 0 and speedup >= 1.0 + margin else ARMED

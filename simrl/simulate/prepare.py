@@ -37,6 +37,7 @@ from simrl.simulate.training_checks import (
     require_training_precision,
 )
 from simrl.speculation.deployment import Deployment
+from simrl.speculation.draft_times import mtp_shape
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.speculation.tail_plan import TailPlan, plan_tail
 from simrl.systems.recipes import make_system
@@ -130,7 +131,14 @@ class Prepared(Deployment):
             precision=self.scenario.precision.training,
             critic=self.system.critic,
             lends="updates" in (self.system.elastic or ""),
+            heads=self.model.mtp_layers if self.trains_heads else 0,
+            head=mtp_shape(self.model),
         )
+
+    @property
+    def trains_heads(self) -> bool:
+        """True if the layers that draft are trained with the policy."""
+        return self.drafts is not None and self.drafts.speculation.trains_heads
 
     def may_train(self, gpus: int) -> bool:
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""

@@ -114,6 +114,11 @@ class Speculation:
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def trains_heads(self) -> bool:
+        """True if the model's own heads draft, and are trained with it."""
+        return self.follows and self.model == MTP
+
+    @property
     def label(self) -> str:
         """The name with its given parameters."""
         return with_parameters(

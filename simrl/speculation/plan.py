@@ -106,8 +106,8 @@ class DraftPlan:
     def loaded_bytes(self) -> float:
         """Bytes of the drafter on each GPU that come with the policy's weights, as it is
         trained."""
-        training, heads = self.speculation.training, self.speculation.model == MTP
-        trained = training.adaptive if training else self.speculation.follows and heads
+        training, heads = self.speculation.training, self.speculation.trains_heads
+        trained = training.adaptive if training else heads
         return self.weight_bytes if trained else 0.0
 
     @property

@@ -36,7 +36,6 @@ from simrl.speculation.decoding import (
     MODEL,
     NONE,
     RUNS,
-    TOGGLE,
     Decoding,
     Floats,
     Ints,
@@ -46,7 +45,7 @@ from simrl.speculation.decoding import (
     remember,
 )
 from simrl.speculation.draws import uniform
-from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, next_elastic
+from simrl.speculation.gates import ELASTIC_ON, next_elastic
 from simrl.speculation.passes import next_window
 from simrl.speculation.siblings import drawn_is_there, sibling_draft
 from simrl.speculation.specactor import reconfigured, token_acceptance
@@ -234,54 +233,27 @@ def heed_gate(
 def attention_over_s(tables: Tables, d: Decoding, n: float, kv_tokens: float) -> float:
     """Return what the attention of a drafter that reads the target's cache takes beyond its times,
     for `n` sequences of `kv_tokens`."""
-    if d.own_kv_tokens == 0.0:
-        return 0.0
-    usual_s = attention_alone_s(tables, 0.0, 0.0, n, n * d.own_kv_tokens)
-    return attention_alone_s(tables, 0.0, 0.0, n, n * kv_tokens) - usual_s
-
-
-@lean
-def speedup(t: Totals, tables: Tables, d: Decoding, kv_tokens: float) -> float:
-    """Return what a toggle compares: the tokens that a round of drafts is taken to yield, over the
-    plain passes that the round takes the time of, for running requests of `kv_tokens`."""
-    n, tokens = float(t.n_running), float(d.rule.window.start_tokens)
-    positions = n * (tokens + 1.0)
-    attention_s = attention_alone_s(tables, 0.0, 0.0, n, n * kv_tokens)
-    plain_s = with_attention_s(tables, n, n, n, attention_s, 0.0)
-    verify_s = with_attention_s(tables, positions, positions, n, attention_s, 0.0)
-    draft_s = interpolate(d.draft_sequences, d.step_s[0], n)
-    draft_s += attention_over_s(tables, d, n, kv_tokens)
-    return t.accept_length * plain_s / (tokens * draft_s + verify_s)
-
-
-@lean
-def look(r: Requests, t: Totals, tables: Tables, d: Decoding) -> None:
-    """Let a toggle look at the engine before a pass."""
-    if d.rule.gate != TOGGLE:
-        return
-    tokens, gain = 0, 0.0
-    if t.elastic_state == ARMED and t.n_running > 0:
-        for i in range(t.n_running):
-            q = r[r[i].running]
-            tokens += q.prompt + q.generated
-        gain = speedup(t, tables, d, float(tokens // t.n_running))
-    t.elastic_state = next_toggle(
-        t.elastic_state, t.n_running, d.rule.threshold, gain, d.rule.margin
+    return attention_alone_s(tables, 0.0, 0.0, n, n * kv_tokens) - attention_alone_s(
+        tables, 0.0, 0.0, n, n * d.own_kv_tokens
     )
 
 
 @lean
-def passes_to_start(t: Totals, tables: Tables, d: Decoding, passes: int) -> int:
-    """Return how many of `passes` that only decode, `t.lengths` tokens in the first, come before a
-    toggle changes; 0 if it does before the first."""
-    if t.elastic_state != ARMED:
-        starts = t.elastic_state != ELASTIC_OFF or t.n_running > d.rule.threshold
-        return 0 if starts else passes
-    for k in range(passes):
-        kv_tokens = float(t.lengths // t.n_running + k)
-        if next_toggle(ARMED, 1, 0, speedup(t, tables, d, kv_tokens), d.rule.margin) != ARMED:
-            return k
-    return passes
+def look(r: Requests, t: Totals, tables: Tables, d: Decoding) -> None:
+    """Let a toggle look at the engine before a pass: at the tokens that a round of drafts is taken
+    to yield, over the plain passes that the round takes the time of."""
+    n, tokens, known, gain = float(t.n_running), float(d.rule.window.start_tokens), 0, 0.0
+    if t.elastic_state == ARMED and t.n_running > 0:
+        for i in range(t.n_running):
+            known += r[r[i].running].prompt + r[r[i].running].generated
+        kv_tokens, positions = float(known // t.n_running), n * (tokens + 1.0)
+        attention_s = attention_alone_s(tables, 0.0, 0.0, n, n * kv_tokens)
+        round_s = with_attention_s(tables, positions, positions, n, attention_s, 0.0)
+        round_s += tokens * interpolate(d.draft_sequences, d.step_s[0], n)
+        round_s += tokens * attention_over_s(tables, d, n, kv_tokens)
+        gain = t.accept_length * with_attention_s(tables, n, n, n, attention_s, 0.0) / round_s
+    state = next_toggle(t.elastic_state, t.n_running, d.rule.threshold, gain, d.rule.margin)
+    t.elastic_state = state
 
 
 # Decoupled drafting. From one verification to the next, a request drafts in every drafter pass

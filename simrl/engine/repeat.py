@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from simrl.engine.cost import end_of_stretch
-from simrl.engine.drafts import drafts_now, heed_gate, passes_to_start
+from simrl.engine.drafts import drafts_now, heed_gate
 from simrl.engine.leaving import stop
 from simrl.engine.requests import admissible, make_room, more_blocks
 from simrl.engine.state import NEVER, PREEMPTED, Engines, Limits, Requests, Totals
@@ -58,8 +58,8 @@ def plan(
     if d is not None and passes > 0:
         if d.rule.gate == ELASTIC and t.n_running <= d.rule.threshold:
             passes = min(passes, max(d.rule.patience - t.elastic_state, 1))
-        elif d.rule.gate == TOGGLE:
-            passes = passes_to_start(t, tables, d, passes)
+        elif d.rule.gate == TOGGLE and (t.elastic_state > 0 or t.n_running > d.rule.threshold):
+            passes = 0  # it looks before each
         elif d.rule.gate == BATCH and not gate_opens(d.rule, d.gate_batch, t, t.n_running):
             passes = passes_to_next_try(t, passes)
     if passes == 0 or passes == NEVER:

@@ -61,7 +61,7 @@ from simrl.engine.state import (
 )
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import SIBLINGS, Decoding, Ints, gate_opens
+from simrl.speculation.decoding import SIBLINGS, TOGGLE, Decoding, Ints, gate_opens
 
 
 @inlined
@@ -72,7 +72,8 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
     arm, speculates, works = 0, False, True
     if d is not None:
         t = e.totals[first]
-        look(e.requests[first], t, tables, d)
+        if d.rule.gate == TOGGLE:
+            look(e.requests[first], t, tables, d)
         speculates = not d.rule.decoupled and gate_opens(d.rule, d.gate_batch, t, t.n_running)
         if d.rule.trees and speculates:
             arm = choose_arm(e, first, d)

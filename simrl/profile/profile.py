@@ -378,8 +378,8 @@ class TableProfile:
         if least_pass_s or least_sequence_s:
             each = f" and {least_sequence_s * 1e6:.3g} µs a sequence" if least_sequence_s else ""
             changes.append(f"no pass under {least_pass_s * 1e3:.3g} ms{each} (least_pass_s)")
-        corrections, host_s = (*self.corrections, *changes), self.sequence_s + sequence_overhead_s
-        return TableProfile(scaled, self.metadata, self.origin, corrections, host_s)
+        words, host_s = (*self.corrections, *changes), self.sequence_s + sequence_overhead_s
+        return TableProfile(scaled, self.metadata, self.origin, words, host_s)
 
     @property
     def kernels(self) -> TableProfile:

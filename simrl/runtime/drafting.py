@@ -182,8 +182,6 @@ class Drafting:
                 self._runs = drawn_sibling_runs(plan.inputs, trace, seed)
         elif drafter in ("history", "ngram", "own"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
-        self._version, self._moved = 0, False  # of the ladder of a toggle
-        self._ladder = Ladder(plan.speculation.window.rule.start_tokens)
         runs = (
             self._runs.packed
             if isinstance(self._runs, DrawnRuns)
@@ -191,7 +189,9 @@ class Drafting:
             if self._runs
             else None
         )
+        self._version = 0  # that the ladder of a toggle has seen
         self._own = decoding_of(plan, runs, self._siblings, deployment, max_num_seqs)
+        self._ladder = Ladder(self._own.rule.window.start_tokens)
         self._model_free = with_text_times(self._own, deployment.profile) if falls_back else None
         self.decoding = self._decoding_of(0)
 
@@ -302,28 +302,28 @@ class Drafting:
                 self._acceptance.drift(behind) / engine.drift,
             )
         before, engine.decoding = engine.decoding, self._decoding_of(policy_version)
-        return self._moved or not _like(engine.decoding, before)
+        return not _like(engine.decoding, before)
 
     def _begin_rollout(self, engine: Engine, policy_version: int) -> None:
         """End the rollout of a toggle: at the first load of a version, the ladder of all engines
         sees the acceptance rate of their drafts; at its own load, each engine its accept length."""
-        rule, t = self._speculation.gate, engine.fleet.t
+        rule, t, rows = self._speculation.gate, engine.fleet.t, engine.rows
         if not isinstance(rule, Toggle):
             return
+        counts = [t["rollout_drafts"], t["rollout_drafted"], t["rollout_accepted"]]
         if policy_version != self._version:
-            self._version, before = policy_version, self._ladder
-            if drafted := int(t["rollout_drafted"].sum()):
-                self._ladder = before.after(int(t["rollout_accepted"].sum()) / drafted, rule)
-            self._moved = self._ladder.draft_tokens != before.draft_tokens
-            if self._moved:
+            self._version, before, (_, drafted, accepted) = policy_version, self._ladder, counts
+            if drafted.any():
+                self._ladder = before.after(accepted.sum() / drafted.sum(), rule)
+            if self._ladder.draft_tokens != before.draft_tokens:
                 t["accept_length"][:] = tokens = self._ladder.draft_tokens
-                window = self._own.rule._replace(window=Fixed(tokens=tokens).rule)
-                self._own = self._own._replace(rule=window)
-        rows = engine.rows
-        if drafts := int(t["rollout_drafts"][rows].sum()):
-            t["accept_length"][rows] = 1.0 + int(t["rollout_accepted"][rows].sum()) / drafts
-        for count in ("rollout_drafts", "rollout_drafted", "rollout_accepted"):
-            t[count][rows] = 0
+                windowed = self._own.rule._replace(window=Fixed(tokens=tokens).rule)
+                self._own = self._own._replace(rule=windowed)
+        drafts, _, accepted_here = (int(count[rows].sum()) for count in counts)
+        if drafts:
+            t["accept_length"][rows] = 1.0 + accepted_here / drafts
+        for count in counts:
+            count[rows] = 0
 
     def _drift(self, policy_version: int) -> float:
         """Return the drift of these weights from their drafter."""

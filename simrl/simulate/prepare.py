@@ -38,6 +38,7 @@ from simrl.simulate.training_checks import (
 )
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.draft_times import mtp_shape
+from simrl.speculation.methods import MTP
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.speculation.tail_plan import TailPlan, plan_tail
 from simrl.systems.recipes import make_system
@@ -131,14 +132,12 @@ class Prepared(Deployment):
             precision=self.scenario.precision.training,
             critic=self.system.critic,
             lends="updates" in (self.system.elastic or ""),
-            heads=self.model.mtp_layers if self.trains_heads else 0,
-            head=mtp_shape(self.model),
+            head=mtp_shape(self.model)
+            if self.drafts
+            and self.drafts.speculation.model == MTP
+            and self.drafts.speculation.follows
+            else None,
         )
-
-    @property
-    def trains_heads(self) -> bool:
-        """True if the layers that draft are trained with the policy."""
-        return self.drafts is not None and self.drafts.speculation.trains_heads
 
     def may_train(self, gpus: int) -> bool:
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""
@@ -464,7 +463,8 @@ def _worker_costs(
         load_s += _sleep_s(scenario, model, tp) * (system.rollout_share is None)
     if drafts is not None:
         # What was trained of a drafter comes with the policy's weights.
-        load_s += drafts.load_s + (training.load_s is None) * drafts.loaded_bytes / link
+        arrives = training.load_s is None and drafts.speculation.is_trained
+        load_s += drafts.load_s + arrives * drafts.weight_bytes / link
     kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
     return WorkerCosts(
         load_s=load_s,

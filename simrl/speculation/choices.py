@@ -59,20 +59,7 @@ class Toggle(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         default=2, ge=1, description="consecutive rollouts after which the ladder moves (code)"
     )
 
-    @model_validator(mode="after")
-    def _rises(self) -> Toggle:
-        refuse(
-            (
-                sorted(set(self.ladder)) != list(self.ladder),
-                f"ladder {list(self.ladder)} must rise, as [5, 7, 9, 11]",
-            ),
-            (
-                self.lower_at >= self.raise_at,
-                f"lower_at {self.lower_at:g} must be below raise_at {self.raise_at:g}",
-            ),
-            error=ValueError,
-        )
-        return self
+    _checked = in_order("lower_at", "raise_at")
 
 
 class Strategy(NamedTuple):

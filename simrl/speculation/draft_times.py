@@ -192,43 +192,39 @@ def model_drafts(
     )
 
 
+# Fields of layers that a model has beside its plain ones.
+_OTHER_LAYERS = ("dense_layers", "mlp_layers", "linear_layers", "window_layers")
 eagle_drafts = partial(model_drafts, eagle=True)
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:
     """Return the shape of the one layer, with the target's embedding and output head: plain
     attention and one MLP, whatever experts, windows and states the target has."""
-    plain = dict.fromkeys(
-        (
-            "experts",
-            "shared_intermediate",
-            "dense_layers",
-            "mlp_layers",
-            "linear_layers",
-            "window_layers",
-        ),
-        0,
-    )
+    plain = dict.fromkeys(("experts", "shared_intermediate", *_OTHER_LAYERS), 0)
     return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1, **plain})
 
 
 def mtp_shape(target: ModelShape) -> ModelShape:
     """Return the shape of a model's head for multi-token prediction: a layer like its last, with
     attention to all tokens, whose projection (2 hidden → hidden) counts as part of its MLP."""
-    none = dict.fromkeys(
-        ("dense_layers", "mlp_layers", "linear_layers", "linear_parameters", "state_bytes"), 0
-    )
     mlp = "shared_intermediate" if target.experts else "intermediate"
     wider = {mlp: getattr(target, mlp) + 2 * target.hidden // target.mlp_matrices}
-    beside = {"window_layers": 0, "window_tokens": 0, "layers": 1}
-    return target.model_copy(update={"name": f"mtp of {target.name}", **none, **wider, **beside})
+    none = dict.fromkeys((*_OTHER_LAYERS, "linear_parameters", "state_bytes", "window_tokens"), 0)
+    name = f"mtp of {target.name}"
+    return target.model_copy(update={"name": name, "layers": 1, **none, **wider})
 
 
 def mtp_drafts(
     profile: TableProfile, target: ModelShape, gpu: Gpu, kv_tokens: float, round_s: float
 ) -> DraftTimes:
     """Return the times of a model's heads for multi-token prediction, from the profile of the model
-    in its layout: a level is one layer of it and the output head."""
+    in its layout: a level is one layer of it and the output head. Raise `InputError` for a model
+    without heads."""
+    if not target.mtp_layers:
+        raise InputError(
+            f"speculation mtp: {target.name} has no layers for multi-token prediction (num_nextn_predict_layers of its "
+            "config.json); name a model with them, or draft with eagle3"
+        )
     shape, m = mtp_shape(target), profile.metadata
     layout = m.model_copy(update={"model": shape.name})
     head = in_layout(profile.kernels, layout, shape, gpu, "another split", target)
@@ -237,22 +233,27 @@ def mtp_drafts(
 
 
 def quantised_drafts(
-    profile: TableProfile, target: ModelShape, gpu: Gpu, precision: str, kv_tokens: float
+    profile: TableProfile,
+    target: ModelShape,
+    gpu: Gpu,
+    precision: str,
+    kv_tokens: float,
+    round_s: float,
 ) -> DraftTimes:
     """Return the times of the policy as its own drafter in another precision: passes of the profile
     carried over to it. It has no KV cache of its own, and embeddings and output head are shared."""
     m = profile.metadata
     layout = m.model_copy(update={"precision": precision})
-    passes = in_layout(profile.kernels, layout, target, gpu, "", target)
+    passes = in_layout(profile.kernels, layout, target, gpu, measured=target)
     held = PRECISION_BYTES[precision] * target.body_parameters / m.tp
-    times = profiled_drafts(passes, target, kv_tokens)
-    return replace(times, weight_bytes_per_gpu=held, kv_bytes_per_token_per_gpu=0.0, prefill_s=0.0)
+    alone = {"kv_bytes_per_token_per_gpu": 0.0, "prefill_s": 0.0, "weight_bytes_per_gpu": held}
+    return replace(profiled_drafts(passes, target, kv_tokens, round_s), **alone)
 
 
-def quantising_s(target: ModelShape, gpu: Gpu, precision: str, tp: int) -> float:
-    """Return the seconds in which each GPU reads its layers' weights in bfloat16 and writes them in
-    another precision: a lower bound, by bytes."""
-    moved = (WEIGHT_BYTES + PRECISION_BYTES[precision]) * target.body_parameters / tp
+def quantising_s(times: DraftTimes, precision: str, gpu: Gpu) -> float:
+    """Return the seconds in which each GPU reads the drafter's weights in bfloat16 and writes them
+    in another precision: a lower bound, by bytes."""
+    moved = times.weight_bytes_per_gpu * (1 + WEIGHT_BYTES / PRECISION_BYTES[precision])
     return moved / (MEMORY_EFFICIENCY * gpu.memory_bytes_per_s)
 
 

@@ -148,31 +148,24 @@ def assumed_acceptance(model: str, verification: Verification) -> ModelAcceptanc
     tokens. Small models: 0.75. Long responses accept less (SpecActor §5: 49 to 72 % on the last ones). Both rules
     of verification accept alike: how much less exact match accepts (Σ p·q instead of Σ min(p, q),
     if the draws are independent) is known only where it was measured."""
-    differs: dict[str, Any]
-    levels: tuple[float, ...]
-    drifts = {"drift_per_update": 0.05, "most_drift": 0.78}
-    if model == EAGLE:
-        levels, source = (
-            (0.85,),
-            "assumed; the level is TLT Table 4's, read through a tree of 48 tokens",
-        )
-        differs = drifts
-    elif model == MTP:
-        levels, source = (
-            (0.85, 0.75, 0.65),
-            "assumed; the first depth is DeepSeek-V3's, arXiv 2412.19437 §5.4.3",
-        )
-        differs = drifts
-    elif model in QUANTISED:
-        levels, source = (
-            (0.91,),
-            "assumed; between the accept lengths with which EfficientRollout's code starts",
-        )
-        differs = {}
-    else:
-        levels, source = (0.75,), "assumed"
-        differs = {"spread": 0.2, "length_exponent": 0.1}
+    levels, source, differs = _ASSUMED.get(
+        model, ((0.75,), "", {"spread": 0.2, "length_exponent": 0.1})
+    )
+    source = f"assumed; {source}" if source else "assumed"
     return ModelAcceptance(by_position=levels, verification=verification, source=source, **differs)
+
+
+_DRIFTS = {"drift_per_update": 0.05, "most_drift": 0.78}
+_STARTS = "between the accept lengths with which EfficientRollout's code starts"
+_ASSUMED: dict[str, tuple[tuple[float, ...], str, dict[str, Any]]] = {
+    EAGLE: ((0.85,), "the level is TLT Table 4's, read through a tree of 48 tokens", _DRIFTS),
+    MTP: (
+        (0.85, 0.75, 0.65),
+        "the first depth is DeepSeek-V3's, arXiv 2412.19437 §5.4.3",
+        _DRIFTS,
+    ),
+    **dict.fromkeys(QUANTISED, ((0.91,), _STARTS, {})),
+}
 
 
 def _assumed(

@@ -114,9 +114,9 @@ class Speculation:
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
-    def trains_heads(self) -> bool:
-        """True if the model's own heads draft, and are trained with it."""
-        return self.follows and self.model == MTP
+    def is_trained(self) -> bool:
+        """True if a model drafter is trained, and comes with the policy's weights."""
+        return self.training.adaptive if self.training else self.follows and self.model == MTP
 
     @property
     def label(self) -> str:
@@ -462,12 +462,12 @@ def efficient_rollout(
     Not modelled: CUDA graphs of each number of draft tokens; the arithmetic of quantising, whose bytes alone are counted.
     """
     rule = gate or Toggle()
-    first = draft_tokens if isinstance(rule, str) else rule.ladder[0]
+    most = draft_tokens if isinstance(rule, str) else max(rule.ladder)
     return Speculation(
         "efficient_rollout",
         "model",
         "EfficientRollout, arXiv 2606.18967",
-        Fixed(tokens=first),
+        Fixed(tokens=most),
         rule,
         precision,
         True,

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 
 from simrl.errors import InputError, refuse
-from simrl.profile.model_shape import ModelShape, model_shape
-from simrl.profile.precision import require_precision
+from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.rollout_times import DraftCosts
 from simrl.profile.shipped import shipped_profile
@@ -101,14 +100,6 @@ class DraftPlan:
     def first_version(self) -> int:
         """The first policy version for which there is a learned drafter."""
         return self.speculation.model_free.before_version if self.speculation.model_free else 0
-
-    @property
-    def loaded_bytes(self) -> float:
-        """Bytes of the drafter on each GPU that come with the policy's weights, as it is
-        trained."""
-        training, heads = self.speculation.training, self.speculation.trains_heads
-        trained = training.adaptive if training else heads
-        return self.weight_bytes if trained else 0.0
 
     @property
     def draft_gpus(self) -> int:
@@ -240,8 +231,8 @@ def _plan_text(
 def _plan_model(
     speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int
 ) -> DraftPlan:
-    acceptance = inputs.acceptance_of(speculation)
-    facts: dict[str, Any] = {"model": speculation.model, "acceptance": acceptance.model_dump()}
+    acceptance, model = inputs.acceptance_of(speculation), speculation.model
+    facts: dict[str, Any] = {"model": model, "acceptance": acceptance.model_dump()}
     times = _model_times(speculation, inputs, deployment)
     strategies = speculation.strategies.strategies if speculation.strategies else ()
     tree_times = tuple(
@@ -256,11 +247,8 @@ def _plan_model(
         facts,
         acceptance=acceptance,
         tree_times=tree_times,
+        load_s=quantising_s(times, model, deployment.gpu) if model in QUANTISED else 0.0,
     )
-    if speculation.model in QUANTISED:
-        model, gpu = deployment.model, deployment.gpu
-        load_s = quantising_s(model, gpu, speculation.model, deployment.tp)
-        plan = replace(plan, load_s=load_s)
     if strategies:
         facts["trees"] = len(strategies)
     if speculation.model_free is not None:
@@ -300,12 +288,9 @@ def _model_times(
         shape = model.model_copy(update={"vocab": speculation.draft_vocab or model.vocab})
         return eagle_drafts(shape, gpu, deployment.tp, kv_tokens, branches, overheads)
     if speculation.model == MTP:
-        _require_heads(model, speculation.window.rule.most_tokens)
         return mtp_drafts(profile, model, gpu, kv_tokens, round_s)
     if speculation.model in QUANTISED:
-        require_precision(speculation.model, gpu, model)
-        times = quantised_drafts(profile, model, gpu, speculation.model, kv_tokens)
-        return replace(times, round_s=times.round_s + round_s)
+        return quantised_drafts(profile, model, gpu, speculation.model, kv_tokens, round_s)
     shape = model_shape(speculation.model)
     tp = 1 if speculation.decoupled or shape.heads % deployment.tp else deployment.tp
     path = inputs.draft_profile or shipped_profile(shape.name, gpu.name, tp)
@@ -322,24 +307,6 @@ def _model_times(
     # Levels follow each other without going back to the host's loop.
     return profiled_drafts(
         profile.with_corrections(between_passes_s=0.0), shape, kv_tokens, round_s
-    )
-
-
-def _require_heads(model: ModelShape, draft_tokens: int) -> None:
-    """Raise `InputError` for a model without heads, or a number of draft tokens that its heads do
-    not draft in equal parts (as vLLM requires)."""
-    heads = model.mtp_layers
-    refuse(
-        (
-            not heads,
-            f"speculation mtp: {model.name} has no layers for multi-token prediction (num_nextn_predict_layers of its "
-            "config.json); name a model with them, or draft with eagle3",
-        ),
-        (
-            heads and draft_tokens > heads and draft_tokens % heads,
-            f"speculation mtp: draft_tokens is {draft_tokens}, and {model.name} has {heads} layers for multi-token prediction; "
-            "use a multiple",
-        ),
     )
 
 
@@ -442,10 +409,10 @@ def decoding_of(
             )
             parts |= {"best_window": windows, "best_coupled": coupled}
     elif isinstance(speculation.gate, Toggle):
-        toggle = speculation.gate
-        ramp = max_num_seqs // 2 if toggle.ramp is None else toggle.ramp
-        rule = rule._replace(gate=TOGGLE, threshold=ramp, margin=toggle.margin)
-        parts["accept_length"] = first_accept_length(toggle)
+        ramp, margin = speculation.gate.ramp or max_num_seqs // 2, speculation.gate.margin
+        window = Fixed(tokens=speculation.gate.ladder[0]).rule
+        rule = rule._replace(gate=TOGGLE, threshold=ramp, margin=margin, window=window)
+        parts["accept_length"] = first_accept_length(speculation.gate)
     elif isinstance(speculation.gate, Elastic):
         threshold, patience = speculation.gate.threshold, speculation.gate.patience
         rule = rule._replace(gate=ELASTIC, threshold=threshold, patience=patience)
@@ -460,9 +427,7 @@ def decoding_of(
         ]
         decoding = trees(rule, speculation.strategies, plan.tree_times, logs)
     else:
-        longest = MOST_PLANNED_WINDOW if plan.decoupled else 0
-        if isinstance(speculation.gate, Toggle):
-            longest = speculation.gate.ladder[-1]
+        longest = MOST_PLANNED_WINDOW if plan.decoupled else speculation.window.rule.most_tokens
         decoding = chains(rule, times, plan.acceptance, longest)
     if speculation.model in QUANTISED:
         parts["own_kv_tokens"] = float(typical_context_tokens(deployment.trace))
@@ -478,27 +443,11 @@ def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> D
     (`RolloutTimes`)."""
     gate, times = plan.speculation.gate, plan.times
     largest = np.full(1, gate.threshold if isinstance(gate, Elastic) else 1 << 40)
-    if isinstance(gate, Toggle):
-        largest[0] = _toggle_batch(plan, gate, deployment, max_num_seqs)
-    if gate == "batch":
+    if gate == "batch" or isinstance(gate, Toggle):
         kv_tokens = typical_context_tokens(deployment.trace)
         window = plan.speculation.window.rule
         largest = batch_gate(deployment.profile, times, window, kv_tokens, max_num_seqs)
     return DraftCosts(times.sequences, times.round_s, times.step_s, largest)
-
-
-def _toggle_batch(
-    plan: DraftPlan, toggle: Toggle, deployment: Deployment, max_num_seqs: int
-) -> int:
-    """Return the largest batch at which a toggle's first rollout begins to draft."""
-    profile, kv_tokens = deployment.profile, typical_context_tokens(deployment.trace)
-    tokens, length = toggle.ladder[0], first_accept_length(toggle)
-    for n in range(max_num_seqs, 0, -1):
-        drafts_s = plan.times.draft_s(n, tokens) - plan.times.draft_s(n, 0)
-        round_s = drafts_s + profile.verify_s(n, tokens, kv_tokens)
-        if length * profile.decode_s(n, kv_tokens) >= (1 + toggle.margin) * round_s:
-            return n
-    return 0
 
 
 def with_text_times(decoding: Decoding, profile: TableProfile) -> Decoding:

@@ -27,24 +27,24 @@ ARMED, STARTS = 1, 2
 
 
 class Ladder(NamedTuple):
-    """The draft tokens of the next rollout, and how many consecutive rollouts asked for more, or
-    for fewer."""
+    """The draft tokens of the next rollout, and the consecutive rollouts that asked for more
+    (`step` 1) or for fewer (-1)."""
 
     draft_tokens: int
-    high: int = 0
-    low: int = 0
+    step: int = 0
+    rollouts: int = 0
 
     def after(self, rate: float, rule: Toggle) -> Ladder:
         """Return the ladder after a rollout with this acceptance rate of all workers' drafts
         (`AgentLoopManager._generate_sequences_impl`). A rollout without drafts changes nothing."""
         rung = rule.ladder.index(self.draft_tokens)
-        if rung + 1 < len(rule.ladder) and rate >= rule.raise_at:
-            risen = Ladder(rule.ladder[rung + 1])
-            return risen if self.high + 1 >= rule.persistence else Ladder(self[0], self.high + 1)
-        if rung > 0 and rate <= rule.lower_at:
-            fallen = Ladder(rule.ladder[rung - 1])
-            return fallen if self.low + 1 >= rule.persistence else Ladder(self[0], 0, self.low + 1)
-        return Ladder(self.draft_tokens)
+        step = int(rate >= rule.raise_at) - int(rate <= rule.lower_at)
+        if not step or not 0 <= rung + step < len(rule.ladder):
+            return Ladder(self.draft_tokens)
+        rollouts = self.rollouts + 1 if step == self.step else 1
+        if rollouts < rule.persistence:
+            return Ladder(self.draft_tokens, step, rollouts)
+        return Ladder(rule.ladder[rung + step])
 
 
 def first_accept_length(rule: Toggle) -> float:

@@ -55,8 +55,8 @@ class TrainingCosts:
     through one process on its way, each sequence padded to `padded_tokens`, or to the longest if
     that is longer. `pauses`: workers are paused while weights are published. `critic`: a critic of the model's shape is
     trained, too, after the policy or fused with it (`stages`). `streams`: each micro-batch fetches
-    the weights from the host. `precision`: of the layers' matrix products. `heads`:
-    layers for multi-token prediction that are trained with the policy, of the shape `head`."""
+    the weights from the host. `precision`: of the layers' matrix products. `head`: shape
+    of the model's layers for multi-token prediction, if they are trained with it."""
 
     model: ModelShape
     gpu: Gpu
@@ -73,7 +73,6 @@ class TrainingCosts:
     precision: str = "bf16"
     critic: Literal["serial", "fused"] | None = None
     lends: bool = False
-    heads: int = 0
     head: ModelShape | None = None
 
     @property
@@ -291,10 +290,10 @@ class TrainingCosts:
             if config.microbatching == "padded" and config.pipeline_parallel > 1:
                 tokens[:] = tokens.max()
         work = self._work_s(tokens, squares / 2, sequences, passes)
-        if self.heads and self.head and passes > 1:  # on the last stage, as in Megatron
-            head = replace(self, model=self.head)._work_s(tokens, squares / 2, sequences, passes)
-            head_s = work.head_s + self.heads * (head.layers_s + head.head_s)
-            work = MicroBatch(work.layers_s, head_s)
+        if self.head and passes > 1:  # on the last stage, as in Megatron
+            more = replace(self, model=self.head)._work_s(tokens, squares / 2, sequences, passes)
+            more_s = self.model.mtp_layers * (more.layers_s + more.head_s)
+            work = MicroBatch(work.layers_s, work.head_s + more_s)
         stages = config.pipeline_parallel
         stage_s = (
             config.correction * work.layers_s * ceil(self.model.layers / stages) / self.model.layers

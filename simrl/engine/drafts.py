@@ -181,7 +181,6 @@ def learn(q: Request, t: Totals, window_rule: WindowRule, trees: bool) -> None:
     t.proposed_drafted += q.drafted
     t.proposed_accepted += q.accepted
     t.rollout_drafts += verified
-    t.rollout_drafted += q.drafted
     t.rollout_accepted += q.accepted
 
 

@@ -310,20 +310,18 @@ class Drafting:
         rule, t, rows = self._speculation.gate, engine.fleet.t, engine.rows
         if not isinstance(rule, Toggle):
             return
-        counts = [t["rollout_drafts"], t["rollout_drafted"], t["rollout_accepted"]]
-        if policy_version != self._version:
-            self._version, before, (_, drafted, accepted) = policy_version, self._ladder, counts
-            if drafted.any():
-                self._ladder = before.after(accepted.sum() / drafted.sum(), rule)
-            if self._ladder.draft_tokens != before.draft_tokens:
+        drafts, accepted, tokens = t["rollout_drafts"], t["rollout_accepted"], self._ladder[0]
+        if policy_version != self._version and drafts.any():
+            rate = float(accepted.sum() / (tokens * drafts.sum()))
+            self._ladder = self._ladder.after(rate, rule)
+            if self._ladder.draft_tokens != tokens:
                 t["accept_length"][:] = tokens = self._ladder.draft_tokens
                 windowed = self._own.rule._replace(window=Fixed(tokens=tokens).rule)
                 self._own = self._own._replace(rule=windowed)
-        drafts, _, accepted_here = (int(count[rows].sum()) for count in counts)
-        if drafts:
-            t["accept_length"][rows] = 1.0 + accepted_here / drafts
-        for count in counts:
-            count[rows] = 0
+        self._version = policy_version
+        if drafts[rows].any():
+            t["accept_length"][rows] = 1.0 + accepted[rows].sum() / drafts[rows].sum()
+        drafts[rows] = accepted[rows] = 0
 
     def _drift(self, policy_version: int) -> float:
         """Return the drift of these weights from their drafter."""

@@ -84,8 +84,7 @@ class Gauges:
     drift: float  # multiplies the hardness of every response
     elastic_state: int  # of an elastic gate (`next_elastic`), or of a toggle (`next_toggle`)
     rollout_drafts: int  # drafts verified since the last load of weights …
-    rollout_drafted: int  # … their tokens …
-    rollout_accepted: int  # … and those accepted
+    rollout_accepted: int  # … and the tokens accepted of them
     accept_length: float  # tokens a pass of the last rollout with drafts, for a toggle
     bandit_key: int  # of the draws of the bandit
     draft_ends_s: float  # when the pass of a decoupled drafter ends; infinity: it rests

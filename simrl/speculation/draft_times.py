@@ -208,46 +208,41 @@ def mtp_shape(target: ModelShape) -> ModelShape:
     """Return the shape of a model's head for multi-token prediction: a layer like its last, with
     attention to all tokens, whose projection (2 hidden → hidden) counts as part of its MLP."""
     mlp = "shared_intermediate" if target.experts else "intermediate"
-    wider = {mlp: getattr(target, mlp) + 2 * target.hidden // target.mlp_matrices}
     none = dict.fromkeys((*_OTHER_LAYERS, "linear_parameters", "state_bytes", "window_tokens"), 0)
-    name = f"mtp of {target.name}"
-    return target.model_copy(update={"name": name, "layers": 1, **none, **wider})
+    wider = {mlp: getattr(target, mlp) + 2 * target.hidden // target.mlp_matrices}
+    return target.model_copy(update={"name": f"mtp of {target.name}", "layers": 1, **none, **wider})
 
 
-def mtp_drafts(
-    profile: TableProfile, target: ModelShape, gpu: Gpu, kv_tokens: float, round_s: float
+def own_drafts(
+    profile: TableProfile, target: ModelShape, gpu: Gpu, precision: str, kv_tokens: float
 ) -> DraftTimes:
-    """Return the times of a model's heads for multi-token prediction, from the profile of the model
-    in its layout: a level is one layer of it and the output head. Raise `InputError` for a model
-    without heads."""
-    if not target.mtp_layers:
-        raise InputError(
+    """Return the times of a drafter that is made of the target itself, from the target's profile.
+
+    `precision`: of the whole target, which has no KV cache of its own then, and shares embeddings
+    and output head; empty: its heads for multi-token prediction, of which a level is one layer and
+    the output head. Raise `InputError` for a target without heads."""
+    m, heads = profile.metadata, 1 if precision else target.mtp_layers
+    refuse(
+        (
+            not heads,
             f"speculation mtp: {target.name} has no layers for multi-token prediction (num_nextn_predict_layers of its "
-            "config.json); name a model with them, or draft with eagle3"
+            "config.json); name a model with them, or draft with eagle3",
         )
-    shape, m = mtp_shape(target), profile.metadata
-    layout = m.model_copy(update={"model": shape.name})
-    head = in_layout(profile.kernels, layout, shape, gpu, "another split", target)
-    held = target.mtp_layers * PRECISION_BYTES[m.precision] * shape.body_parameters / m.tp
-    return replace(profiled_drafts(head, shape, kv_tokens, round_s), weight_bytes_per_gpu=held)
-
-
-def quantised_drafts(
-    profile: TableProfile,
-    target: ModelShape,
-    gpu: Gpu,
-    precision: str,
-    kv_tokens: float,
-    round_s: float,
-) -> DraftTimes:
-    """Return the times of the policy as its own drafter in another precision: passes of the profile
-    carried over to it. It has no KV cache of its own, and embeddings and output head are shared."""
-    m = profile.metadata
-    layout = m.model_copy(update={"precision": precision})
-    passes = in_layout(profile.kernels, layout, target, gpu, measured=target)
-    held = PRECISION_BYTES[precision] * target.body_parameters / m.tp
-    alone = {"kv_bytes_per_token_per_gpu": 0.0, "prefill_s": 0.0, "weight_bytes_per_gpu": held}
-    return replace(profiled_drafts(passes, target, kv_tokens, round_s), **alone)
+    )
+    shape, kind = (
+        (target, "another precision") if precision else (mtp_shape(target), "another split")
+    )
+    layout = m.model_copy(update={"model": shape.name, "precision": precision or m.precision})
+    passes = in_layout(profile.kernels, layout, shape, gpu, kind, target)
+    times = profiled_drafts(passes, shape, kv_tokens)
+    held = heads * PRECISION_BYTES[layout.precision] * shape.body_parameters / m.tp
+    own = not precision
+    return replace(
+        times,
+        weight_bytes_per_gpu=held,
+        kv_bytes_per_token_per_gpu=own * heads * times.kv_bytes_per_token_per_gpu,
+        prefill_s=own * times.prefill_s,
+    )
 
 
 def quantising_s(times: DraftTimes, precision: str, gpu: Gpu) -> float:

@@ -37,9 +37,8 @@ from simrl.speculation.draft_times import (
     eagle_drafts,
     graph_bytes,
     model_drafts,
-    mtp_drafts,
+    own_drafts,
     profiled_drafts,
-    quantised_drafts,
     quantising_s,
     text_drafts,
 )
@@ -278,8 +277,8 @@ def _model_times(
 ) -> DraftTimes:
     """Return how long a model drafter takes, for trees of `branches` a level: as `draft_profile`
     measured it, else derived."""
-    gpu, kv_tokens = deployment.gpu, typical_context_tokens(deployment.trace)
-    profile, model = deployment.profile, deployment.model
+    gpu, model = deployment.gpu, deployment.model
+    kv_tokens = typical_context_tokens(deployment.trace)
     # After a verification the host starts a round as it starts a pass.
     host_s = max(deployment.profile.even.between_passes_s, LAYER_S)
     round_s = next(s for s in (inputs.draft_round_s, speculation.round_s, host_s) if s is not None)
@@ -287,10 +286,10 @@ def _model_times(
         overheads = Overheads(round_s, speculation.level_s)
         shape = model.model_copy(update={"vocab": speculation.draft_vocab or model.vocab})
         return eagle_drafts(shape, gpu, deployment.tp, kv_tokens, branches, overheads)
-    if speculation.model == MTP:
-        return mtp_drafts(profile, model, gpu, kv_tokens, round_s)
-    if speculation.model in QUANTISED:
-        return quantised_drafts(profile, model, gpu, speculation.model, kv_tokens, round_s)
+    if speculation.model in (MTP, *QUANTISED):
+        precision = "" if speculation.model == MTP else speculation.model
+        times = own_drafts(deployment.profile, model, gpu, precision, kv_tokens)
+        return replace(times, round_s=times.round_s + round_s)
     shape = model_shape(speculation.model)
     tp = 1 if speculation.decoupled or shape.heads % deployment.tp else deployment.tp
     path = inputs.draft_profile or shipped_profile(shape.name, gpu.name, tp)

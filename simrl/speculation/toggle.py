@@ -50,10 +50,9 @@ class Ladder(NamedTuple):
 def first_accept_length(rule: Toggle) -> float:
     """Return the accept length, in tokens a pass, that the first rollout is taken to have: with a
     ladder its first draft tokens, else `_cold_start_L`."""
-    tokens = rule.ladder[0]
-    if len(rule.ladder) > 1 or tokens <= 3:
-        return float(tokens)
-    return tokens - (0.5 if tokens <= 5 else float(min((tokens - 4) // 2, 5)))
+    tokens, less = rule.ladder[0], [0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0]
+    discount = less[min(max(tokens - 2, 0) // 2, 6)]
+    return float(tokens) - discount * (len(rule.ladder) == 1)
 
 
 @kernel

@@ -29,6 +29,7 @@ from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.draws import mixed
 from simrl.speculation.inputs import HistoryWorkers
 from simrl.speculation.matching import has_token_ids
+from simrl.speculation.methods import OLD_RESPONSE
 from simrl.speculation.plan import DraftPlan, decoding_of, with_text_times
 from simrl.speculation.siblings import (
     SiblingIndex,
@@ -167,11 +168,14 @@ class Drafting:
             per_host = max(deployment.gpu.gpus_per_node // deployment.tp, 1)
             self._builders = IndexBuilders(plan.inputs.history_workers, trace, per_host)
         if drafter == "old_response":
-            old, factor = (
-                trace.once("old responses", lambda: whole_response_runs(trace)),
-                plan.inputs.acceptance_factor,
-            )
+            kept, factor = plan.inputs.acceptance.get(OLD_RESPONSE), plan.inputs.acceptance_factor
+            if kept is None:
+                old = trace.once("old responses", lambda: whole_response_runs(trace))
+            else:
+                old, factor = whole_response_runs(trace, kept.times(factor), seed), 1.0
             self._old = old._replace(accepted=accepted_prefixes(old.accepted, trace, seed, factor))
+            if plan.speculation.verify == "trainer":  # the engine prefills what is kept
+                self._old = self._old._replace(old_tokens=self._old.accepted)
         worst = plan.acceptance.drift(MANY_UPDATES) if plan.acceptance else 1.0
         falls_back = plan.first_version > 0 or worst > plan.siblings_faster_beyond
         if drafter == "siblings" or falls_back:

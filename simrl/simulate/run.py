@@ -343,7 +343,11 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     prepared, env = schedule.prepared, schedule.env
     costs = prepared.training_costs(prepared.train_gpus)
     accepts = rewards_differ if prepared.system.filter_groups == "after_log_probs" else None
-    trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot, accepts)
+    verifies = prepared.drafts is not None and prepared.drafts.speculation.verify == "trainer"
+    old = prepared.old_lengths if verifies else None
+    trainer = SimulatedTrainer(
+        env, costs, train_lanes, schedule.recorder, schedule.spot, accepts, old
+    )
     kills = prepared.scenario.agents.deadline_s is not None
     return trainer, SimulatedRewarder(
         env, prepared.scenario.training.reward_s, schedule.workload.responses, kills

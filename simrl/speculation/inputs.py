@@ -15,13 +15,14 @@ from pydantic import BaseModel, Field, field_validator
 
 from simrl.errors import InputError, choose
 from simrl.profile.model_shape import MODELS
+from simrl.speculation.accept_lengths import with_positions
 from simrl.speculation.acceptance import ModelAcceptance, Verification
-from simrl.speculation.methods import EAGLE, MTP, QUANTISED, Speculation
+from simrl.speculation.methods import EAGLE, MTP, OLD_RESPONSE, QUANTISED, Speculation
 from simrl.speculation.run_model import Bucket, ResponseClass, RunModel
 from simrl.validation import numbers_are_no_truth
 
 TextDrafter = Literal["history", "ngram", "siblings"]
-PARTS = (EAGLE, MTP, *QUANTISED)  # drafters that are no models of their own
+PARTS = (EAGLE, MTP, *QUANTISED, OLD_RESPONSE)  # drafters that are no models of their own
 
 
 class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -77,7 +78,9 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
     )
     acceptance: dict[str, ModelAcceptance] = Field(
         default={},
-        description="acceptance of model drafters, by name: eagle, qwen2.5-0.5b …; a drafter not given has assumed values",
+        description="acceptance of model drafters, by name: eagle, mtp, int4, qwen2.5-0.5b …; a drafter not given has assumed "
+        "values. In place of by_position, what engines log: accepted_per_position, or accept_length with draft_shape [steps, "
+        "topk, tokens]",
     )
     runs: dict[TextDrafter, RunModel] = Field(
         default={},
@@ -102,6 +105,13 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         description="time of a round of a model's drafts outside its passes: host, sampling, hand-over; null: the method's "
         "value (tlt: 2 ms, assumed; others: the time between the engine's passes, at least the launch of a layer)",
     )
+
+    @field_validator("acceptance", mode="before")
+    @classmethod
+    def _logged(cls, acceptance: Any) -> Any:
+        if not isinstance(acceptance, dict):
+            return acceptance
+        return {name: with_positions(one) for name, one in acceptance.items()}
 
     @field_validator("acceptance")
     @classmethod

@@ -29,6 +29,7 @@ from simrl.validation import call_error, with_parameters
 Tokens = Annotated[int, Field(ge=1, le=255)]
 DrafterKind = Literal["history", "ngram", "siblings", "old_response", "model", "own"]
 EAGLE, MTP = "eagle", "mtp"  # drafters made of a model's own parts …
+OLD_RESPONSE = "old_response"
 QUANTISED = ("int4", "fp8")  # … and the model itself, in these precisions
 NGRAM: Literal["ngram"] = "ngram"
 SPECACTOR_DRAFTERS = (NGRAM, "qwen2.5-0.5b", "qwen2.5-1.5b")  # §5.1
@@ -75,7 +76,8 @@ class Speculation:
     """A worker's way to draft.
 
     `model` names a model drafter: `eagle`, `mtp`, one of `QUANTISED`, or a model of `simrl profile
-    names`. `follows`: its weights are those of the policy that it drafts for, trained with it or
+    names`. `verify` and
+    `bias` are of whole old responses (`spec_rl`). `follows`: its weights are those of the policy that it drafts for, trained with it or
     made from it. `draft_vocab`: tokens of the vocabulary from which `eagle` drafts (0: the
     target's). `round_s` is the
     time of a round of its drafts outside its passes (None: the host's time between passes),
@@ -93,6 +95,8 @@ class Speculation:
     window: Window = Fixed(tokens=4)  # noqa: RUF009 (frozen)
     gate: Literal["open", "batch"] | Elastic | Toggle = "open"
     model: str = ""
+    verify: Literal["engine", "trainer"] = "engine"
+    bias: float = 0.0
     follows: bool = False
     draft_vocab: int = 0
     history: HistoryRule = HistoryRule()  # noqa: RUF009 (frozen)
@@ -269,14 +273,27 @@ def das(
 
 
 @validate_call
-def spec_rl() -> Speculation:
-    """Verify the whole response of the epoch before with the prompt, and decode from the first difference (lenience 0).
+def spec_rl(verify: Literal["engine", "trainer"] = "engine", bias: float = 0.0) -> Speculation:
+    """Verify the whole response of the epoch before, and decode from the first token that is not kept.
 
-    One prefill of prompt and old response; the tokens that agree from the beginning are kept, so the generated text does not
-    change. Needs a trace with token ids. The old response is verified only if it has finished by then.
-    Not modelled: lenience, which accepts tokens that the policy would not have sampled.
+    `verify` says by what. `engine`: one prefill of prompt and old response. `trainer`, as the public code
+    (ShopeeLLM/Spec-RL@97da99e): between update and rollout, the trainer computes log-probs of the next step's old responses
+    on all its GPUs; the engine then prefills prompt and kept tokens. A token is kept while log U <= log p_new - log p_old -
+    `bias` for a uniform U; 0 samples the policy exactly, the code's runs have -0.5. A trace has no log-probs: on token ids,
+    the tokens that agree with the recorded response from the beginning are kept, so its text does not change (a lower bound,
+    as the rule keeps more). With speculation.acceptance.old_response, the number kept is drawn: the rate at which a token is
+    kept, which logs have (avg_cut_idx); a `bias` needs it. The old response is verified only if it has finished by then.
+    Not modelled: that a response changes its length if other tokens are kept than it has; a response that is kept whole skips
+    the engine in the public code, here it is prefilled once.
     """
-    return Speculation(name="spec_rl", drafter="old_response", paper="SPEC-RL, arXiv 2509.23232")
+    return Speculation(
+        "spec_rl",
+        "old_response",
+        "SPEC-RL, arXiv 2509.23232",
+        model=OLD_RESPONSE,
+        verify=verify,
+        bias=bias,
+    )
 
 
 @validate_call
@@ -418,6 +435,36 @@ def specactor(
 
 
 @validate_call
+def eagle3(
+    steps: Tokens = 3,
+    topk: Annotated[int, Field(ge=1, le=64)] = 1,
+    tokens: Annotated[int, Field(ge=2, le=4096)] | None = None,
+    draft_vocab: Annotated[int, Field(ge=0, le=1_000_000)] = 32_000,
+    gate: Literal["open", "batch"] = "open",
+) -> Speculation:
+    """Draft with an EAGLE-3 head in every pass: chains of `steps` tokens, or trees of one shape.
+
+    As SGLang's EAGLE3 (speculative-num-steps, -eagle-topk, -num-draft-tokens: `tokens` verified, the last known one among
+    them; null: steps + 1) and vLLM's method eagle3. The head has one layer and a vocabulary of its own (`draft_vocab`; 0: the
+    target's). It was trained before the run and stays as it is. Acceptance is an input of the scenario
+    (speculation.acceptance.eagle), also as the accept length that an engine logs for a shape (accept_length, draft_shape).
+    Not modelled: choosing the branches of a tree and building its mask on the GPU; the host's pauses within a round, unless
+    speculation.draft_round_s has them.
+    """
+    tree = Strategy(steps, topk, tokens or steps + 1)
+    return Speculation(
+        "eagle3",
+        "model",
+        "EAGLE-3, arXiv 2503.01840",
+        Fixed(tokens=steps),
+        gate,
+        EAGLE,
+        draft_vocab=draft_vocab,
+        strategies=BegMab(strategies=(tree,), batch_thresholds=(1,)) if topk > 1 else None,
+    )
+
+
+@validate_call
 def mtp(
     draft_tokens: Tokens = 1, trained: bool = False, gate: Literal["open", "batch"] = "open"
 ) -> Speculation:
@@ -440,7 +487,7 @@ def mtp(
         Fixed(tokens=draft_tokens),
         gate,
         MTP,
-        trained,
+        follows=trained,
     )
 
 
@@ -470,13 +517,13 @@ def efficient_rollout(
         Fixed(tokens=most),
         rule,
         precision,
-        True,
+        follows=True,
     )
 
 
 _OWN = (
     *(histospec, histospec_code, ngram, siblings, srt, das, spec_rl, draft_model, tlt, specactor),
-    *(mtp, efficient_rollout),
+    *(eagle3, mtp, efficient_rollout),
 )
 METHODS: Extended[Speculation] = Extended(
     {method.__name__: method for method in _OWN}, "simrl.speculation", "speculation"
@@ -485,7 +532,7 @@ METHODS: Extended[Speculation] = Extended(
 
 # What other engines and papers call a drafter, as a pattern, and simrl's name for it.
 OTHER_NAMES = {
-    r"eagle.?[123]?": "an EAGLE drafter is tlt; {name: tlt, adaptive: false} does not train it",
+    r"eagle.?[12]?": "an EAGLE drafter is eagle3, or tlt, which drafts in the tail of a rollout and trains it",
     r"deepseek.mtp|nextn|.*_mtp": "a model's own layers that predict further tokens are mtp",
     r"medusa|hydra": "such heads are not modelled; the closest is mtp, a model's own layers that predict further tokens",
     r"quant(ised|ized)?.?self|self.?spec.*": "the policy in fewer bits that drafts for itself is efficient_rollout",

@@ -203,9 +203,15 @@ def _plan_text(
         inputs.acceptance_factor,
     )
     reads = _READS_TOKENS.get(speculation.drafter)
+    kept = inputs.acceptance.get(speculation.model)  # rates of tokens of old responses
     refuse(
         (
-            reads and not has_ids,
+            speculation.bias and kept is None,
+            f"speculation spec_rl: bias is {speculation.bias:g}, and a trace has no log-probs; give the rate at which tokens "
+            "are kept under it (speculation.acceptance.old_response), or use bias 0",
+        ),
+        (
+            reads and not has_ids and kept is None,
             f"{trace.metadata.name}: {speculation.name} {reads}, and the trace has no token ids; import it with its tokens, or "
             "use another method",
         ),
@@ -220,7 +226,9 @@ def _plan_text(
         ),
     )
     acceptance: Any = "measured from the trace's tokens"
-    if not has_ids:
+    if kept is not None:
+        acceptance = kept.model_dump()
+    elif not has_ids:
         acceptance = inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]
     return DraftPlan(
         speculation, inputs, text_drafts(deployment.profile), 0.0, 0.0, {"acceptance": acceptance}

@@ -102,6 +102,12 @@ class TrainingCosts:
         each_s = self.config.log_prob_overhead_s + self._handed_s(lengths)
         return [("log_prob", self.log_probs * each_s + passes_s)]
 
+    def verification(self, lengths: Ints) -> list[Phase]:
+        """Return the log-prob phase in which the policy verifies old responses (SPEC-RL)."""
+        pass_s = self.sweep_s(lengths, 1) + self._fetched_s(FULL_BYTES) if lengths.size else 0.0
+        each_s = self.config.log_prob_overhead_s + self._handed_s(lengths)
+        return [("log_prob", each_s + pass_s)] if lengths.size else []
+
     def reference_s(self, lengths: Ints) -> float:
         """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the
         policy's weights to the host, the reference's to the GPUs, and the policy's back; streamed

@@ -12,7 +12,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 import simrl
 from simrl.engine.state import Limits
@@ -37,12 +36,10 @@ from simrl.simulate.training_checks import (
     require_training_fits,
     require_training_precision,
 )
-from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.draft_times import mtp_shape
 from simrl.speculation.methods import MTP
 from simrl.speculation.plan import DraftPlan, plan_drafting
-from simrl.speculation.siblings import whole_response_runs
 from simrl.speculation.tail_plan import TailPlan, plan_tail
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
@@ -141,14 +138,6 @@ class Prepared(Deployment):
             and self.drafts.speculation.follows
             else None,
         )
-
-    def old_lengths(self, step: int) -> NDArray[np.int64]:
-        """Return the tokens of the old responses to a step's prompts, each with its prompt."""
-        _, first, end = self.trace.step_slices[step % len(self.trace.step_slices)]
-        rates = ModelAcceptance(by_position=(0.5,))  # the lengths do not depend on them
-        runs = self.trace.once("old lengths", lambda: whole_response_runs(self.trace, rates))
-        old = runs.old_tokens[first:end]
-        return (old + self.trace.column("prompt_tokens")[first:end].astype(np.int64))[old > 0]
 
     def may_train(self, gpus: int) -> bool:
         """Return whether `gpus` GPUs can train: whole sequences, enough memory."""

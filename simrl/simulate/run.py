@@ -42,6 +42,7 @@ from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
+from simrl.speculation.siblings import old_lengths
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
 
@@ -344,7 +345,7 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     costs = prepared.training_costs(prepared.train_gpus)
     accepts = rewards_differ if prepared.system.filter_groups == "after_log_probs" else None
     verifies = prepared.drafts is not None and prepared.drafts.speculation.verify == "trainer"
-    old = prepared.old_lengths if verifies else None
+    old = partial(old_lengths, prepared.trace) if verifies else None
     trainer = SimulatedTrainer(
         env, costs, train_lanes, schedule.recorder, schedule.spot, accepts, old
     )

@@ -15,10 +15,10 @@ from pydantic import BaseModel, Field, field_validator
 
 from simrl.errors import InputError, choose
 from simrl.profile.model_shape import MODELS
-from simrl.speculation.accept_lengths import with_positions
 from simrl.speculation.acceptance import ModelAcceptance, Verification
 from simrl.speculation.methods import EAGLE, MTP, OLD_RESPONSE, QUANTISED, Speculation
 from simrl.speculation.run_model import Bucket, ResponseClass, RunModel
+from simrl.speculation.trees import with_positions
 from simrl.validation import numbers_are_no_truth
 
 TextDrafter = Literal["history", "ngram", "siblings"]

@@ -76,18 +76,17 @@ class Speculation:
     """A worker's way to draft.
 
     `model` names a model drafter: `eagle`, `mtp`, one of `QUANTISED`, or a model of `simrl profile
-    names`. `verify` and
-    `bias` are of whole old responses (`spec_rl`). `follows`: its weights are those of the policy that it drafts for, trained with it or
-    made from it. `draft_vocab`: tokens of the vocabulary from which `eagle` drafts (0: the
-    target's). `round_s` is the
-    time of a round of its drafts outside its passes (None: the host's time between passes),
-    `level_s` the time of each pass of `eagle` outside its kernels. Of `candidates`, models or
-    `ngram`, the draft ladder chooses the drafter before the run; if drafting is coupled and
-    `ladder_window` is set, it also chooses the window. `verifiers` are the tensor-parallel sizes
-    that a worker may have. `make_drafter` makes the drafter of a method whose drafter is "own": a
-    function of a module, so that other processes find it, too. `gate` decides when a worker drafts
-    at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`: the method
-    verifies by exact match only."""
+    names`. `verify` and `bias` are of whole old responses (`spec_rl`). `follows`: its weights are
+    those of the policy that it drafts for, trained with it or made from it. `draft_vocab`: tokens
+    of the vocabulary from which `eagle` drafts (0: the target's). `round_s` is the time of a round
+    of its drafts outside its passes (None: the host's time between passes), `level_s` the time of
+    each pass of `eagle` outside its kernels. Of `candidates`, models or `ngram`, the draft ladder
+    chooses the drafter before the run; if drafting is coupled and `ladder_window` is set, it also
+    chooses the window. `verifiers` are the tensor-parallel sizes that a worker may have.
+    `make_drafter` makes the drafter of a method whose drafter is "own": a function of a module, so
+    that other processes find it, too. `gate` decides when a worker drafts at all. With
+    `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`: the method verifies by exact
+    match only."""
 
     name: str
     drafter: DrafterKind

@@ -313,3 +313,12 @@ def whole_response_runs(
     luck = [-np.log(uniform(key, 0)) for key in sample_keys(trace, seed)]
     drawn = np.searchsorted(kept.log_acceptances(int(lengths.max(initial=1))), luck)
     return WholeResponseRuns(lengths, np.minimum(drawn, np.minimum(lengths, tokens)), ago)
+
+
+def old_lengths(trace: Trace, step: int) -> Ints:
+    """Return the tokens of the old responses to a step's prompts, each with its prompt."""
+    _, first, end = trace.step_slices[step % len(trace.step_slices)]
+    rates = ModelAcceptance(by_position=(0.5,))  # the lengths do not depend on them
+    old = trace.once("old lengths", lambda: whole_response_runs(trace, rates)).old_tokens
+    whole = old + trace.column("prompt_tokens").astype(np.int64)
+    return whole[first:end][old[first:end] > 0]

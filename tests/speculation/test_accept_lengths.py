@@ -2,11 +2,10 @@ import numpy as np
 import pytest
 
 from simrl.simulate.run import simulate
-from simrl.speculation.accept_lengths import probability, with_positions
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
 from simrl.speculation.choices import Strategy
 from simrl.speculation.inputs import SpeculationInputs
-from simrl.speculation.trees import accept_length, tree_log_acceptances
+from simrl.speculation.trees import accept_length, probability, tree_log_acceptances, with_positions
 from tests.helpers import rows, scenario
 
 

@@ -146,8 +146,9 @@ def main(
     console = Console()
     console.print(table)
     errors = found.predicted / found.measured - 1
+    signed, worst = errors.median(), errors[errors.abs().idxmax()]
     console.print(
-        f"{len(errors)} rows: median error {errors.abs().median():.1%} ({errors.median():+.1%} signed), worst {errors[errors.abs().idxmax()]:+.1%}."
+        f"{len(errors)} rows: median error {errors.abs().median():.1%} ({signed:+.1%} signed), worst {worst:+.1%}."
     )
     for model, row in plain.iterrows():
         console.print(

@@ -251,8 +251,9 @@ def look(r: Requests, t: Totals, tables: Tables, d: Decoding) -> None:
         round_s += tokens * interpolate(d.draft_sequences, d.step_s[0], n)
         round_s += tokens * attention_over_s(tables, d, n, kv_tokens)
         gain = t.accept_length * with_attention_s(tables, n, n, n, attention_s, 0.0) / round_s
-    state = next_toggle(t.elastic_state, t.n_running, d.rule.threshold, gain, d.rule.margin)
-    t.elastic_state = state
+    t.elastic_state = next_toggle(
+        t.elastic_state, t.n_running, d.rule.threshold, gain, d.rule.margin
+    )
 
 
 # Decoupled drafting. From one verification to the next, a request drafts in every drafter pass

@@ -169,13 +169,11 @@ class Drafting:
             self._builders = IndexBuilders(plan.inputs.history_workers, trace, per_host)
         if drafter == "old_response":
             kept, factor = plan.inputs.acceptance.get(OLD_RESPONSE), plan.inputs.acceptance_factor
-            if kept is None:
-                old = trace.once("old responses", lambda: whole_response_runs(trace))
-            else:
-                old, factor = whole_response_runs(trace, kept.times(factor), seed), 1.0
-            self._old = old._replace(accepted=accepted_prefixes(old.accepted, trace, seed, factor))
-            if plan.speculation.verify == "trainer":  # the engine prefills what is kept
-                self._old = self._old._replace(old_tokens=self._old.accepted)
+            old = whole_response_runs(trace, kept and kept.times(factor), seed)
+            keeps = accepted_prefixes(old.accepted, trace, seed, 1.0 if kept else factor)
+            # Where the trainer has verified, the engine prefills what is kept.
+            verified = keeps if plan.speculation.verify == "trainer" else old.old_tokens
+            self._old = old._replace(old_tokens=verified, accepted=keeps)
         worst = plan.acceptance.drift(MANY_UPDATES) if plan.acceptance else 1.0
         falls_back = plan.first_version > 0 or worst > plan.siblings_faster_beyond
         if drafter == "siblings" or falls_back:

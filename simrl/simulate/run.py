@@ -344,10 +344,10 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     prepared, env = schedule.prepared, schedule.env
     costs = prepared.training_costs(prepared.train_gpus)
     accepts = rewards_differ if prepared.system.filter_groups == "after_log_probs" else None
-    verifies = prepared.drafts is not None and prepared.drafts.speculation.verify == "trainer"
-    old = partial(old_lengths, prepared.trace) if verifies else None
+    drafts = prepared.drafts
+    old = drafts and drafts.speculation.verify == "trainer" and partial(old_lengths, prepared.trace)
     trainer = SimulatedTrainer(
-        env, costs, train_lanes, schedule.recorder, schedule.spot, accepts, old
+        env, costs, train_lanes, schedule.recorder, schedule.spot, accepts, old or None
     )
     kills = prepared.scenario.agents.deadline_s is not None
     return trainer, SimulatedRewarder(

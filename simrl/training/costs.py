@@ -104,9 +104,8 @@ class TrainingCosts:
 
     def verification(self, lengths: Ints) -> list[Phase]:
         """Return the log-prob phase in which the policy verifies old responses (SPEC-RL)."""
-        pass_s = self.sweep_s(lengths, 1) + self._fetched_s(FULL_BYTES) if lengths.size else 0.0
-        each_s = self.config.log_prob_overhead_s + self._handed_s(lengths)
-        return [("log_prob", each_s + pass_s)] if lengths.size else []
+        alone = self.config.model_copy(update={"reference_passes": 0})
+        return replace(self, log_probs=1, critic=None, config=alone).inference(lengths)
 
     def reference_s(self, lengths: Ints) -> float:
         """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the
@@ -298,8 +297,8 @@ class TrainingCosts:
         work = self._work_s(tokens, squares / 2, sequences, passes)
         if self.head and passes > 1:  # on the last stage, as in Megatron
             more = replace(self, model=self.head)._work_s(tokens, squares / 2, sequences, passes)
-            more_s = self.model.mtp_layers * (more.layers_s + more.head_s)
-            work = MicroBatch(work.layers_s, work.head_s + more_s)
+            heads = self.model.mtp_layers
+            work = replace(work, head_s=work.head_s + heads * (more.layers_s + more.head_s))
         stages = config.pipeline_parallel
         stage_s = (
             config.correction * work.layers_s * ceil(self.model.layers / stages) / self.model.layers

@@ -145,6 +145,11 @@ def main(
         table.add_row(row.model, row.shape, *cells)
     console = Console()
     console.print(table)
+    errors = found.predicted / found.measured - 1
+    signed, worst = errors.median(), errors[errors.abs().idxmax()]
+    console.print(
+        f"{len(errors)} rows: median error {errors.abs().median():.1%} ({signed:+.1%} signed), worst {worst:+.1%}."
+    )
     for model, row in plain.iterrows():
         console.print(
             f"{model} without drafts: {row.plain_ms:.2f} ms a pass, predicted {row.predicted_plain_ms:.2f}."

@@ -27,6 +27,7 @@ from simrl.engine.requests import is_resting, known_tokens
 from simrl.engine.state import REDRAFTED, Engines, Request, Requests, Totals
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.interpolation import interpolate
+from simrl.profile.profile import Tables, attention_alone_s, with_attention_s
 from simrl.speculation.acceptance import levels_accepted
 from simrl.speculation.bandit import BanditState, choose, observe
 from simrl.speculation.decoding import (
@@ -48,6 +49,7 @@ from simrl.speculation.gates import ELASTIC_ON, next_elastic
 from simrl.speculation.passes import next_window
 from simrl.speculation.siblings import drawn_is_there, sibling_draft
 from simrl.speculation.specactor import reconfigured, token_acceptance
+from simrl.speculation.toggle import ARMED, next_toggle
 from simrl.speculation.windows import WindowRule
 
 
@@ -178,6 +180,8 @@ def learn(q: Request, t: Totals, window_rule: WindowRule, trees: bool) -> None:
     t.proposed += 1
     t.proposed_drafted += q.drafted
     t.proposed_accepted += q.accepted
+    t.rollout_drafts += verified
+    t.rollout_accepted += q.accepted
 
 
 @lean
@@ -222,6 +226,34 @@ def heed_gate(
         t.elastic_state = next_elastic(t.elastic_state, batch, d.rule.threshold, d.rule.patience)
     if t.elastic_state == ELASTIC_ON and any_source(r, t, MODEL):
         drop_caches(r, t, REDRAFTED)  # a model needs the hidden states of all that runs
+
+
+@lean
+def attention_over_s(tables: Tables, d: Decoding, n: float, kv_tokens: float) -> float:
+    """Return what the attention of a drafter that reads the target's cache takes beyond its times,
+    for `n` sequences of `kv_tokens`."""
+    return attention_alone_s(tables, 0.0, 0.0, n, n * kv_tokens) - attention_alone_s(
+        tables, 0.0, 0.0, n, n * d.own_kv_tokens
+    )
+
+
+@lean
+def look(r: Requests, t: Totals, tables: Tables, d: Decoding) -> None:
+    """Let a toggle look at the engine before a pass: at the tokens that a round of drafts is taken
+    to yield, over the plain passes that the round takes the time of."""
+    n, tokens, known, gain = float(t.n_running), float(d.rule.window.start_tokens), 0, 0.0
+    if t.elastic_state == ARMED and t.n_running > 0:
+        for i in range(t.n_running):
+            known += r[r[i].running].prompt + r[r[i].running].generated
+        kv_tokens, positions = float(known // t.n_running), n * (tokens + 1.0)
+        attention_s = attention_alone_s(tables, 0.0, 0.0, n, n * kv_tokens)
+        round_s = with_attention_s(tables, positions, positions, n, attention_s, 0.0)
+        round_s += tokens * interpolate(d.draft_sequences, d.step_s[0], n)
+        round_s += tokens * attention_over_s(tables, d, n, kv_tokens)
+        gain = t.accept_length * with_attention_s(tables, n, n, n, attention_s, 0.0) / round_s
+    t.elastic_state = next_toggle(
+        t.elastic_state, t.n_running, d.rule.threshold, gain, d.rule.margin
+    )
 
 
 # Decoupled drafting. From one verification to the next, a request drafts in every drafter pass

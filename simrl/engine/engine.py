@@ -134,6 +134,7 @@ class Fleet:
         m["heap"][:] = m["place"][:] = np.arange(n)
         self.t = t = Columns(engines.totals)
         t["slowdown"][:] = t["drift"][:] = t["admitting"][:] = 1
+        t["accept_length"][:] = (decoding or Decoding()).accept_length
         t["free_blocks"][:], t["draft_ends_s"][:] = limits.kv_blocks, np.inf
         t["bandit_key"][:] = np.repeat(np.array(keys), limits.dp)
         t["block_size"][:], t["prefix_caching"][:] = limits.block_size, limits.prefix_caching

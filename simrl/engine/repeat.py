@@ -17,6 +17,7 @@ from simrl.profile.profile import Tables
 from simrl.speculation.decoding import (
     BATCH,
     ELASTIC,
+    TOGGLE,
     Decoding,
     Ints,
     gate_opens,
@@ -57,6 +58,8 @@ def plan(
         if d is not None and passes > 0 and t.n_running > 0:
             if d.rule.gate == ELASTIC and t.n_running <= d.rule.threshold:
                 passes = min(passes, max(d.rule.patience - t.elastic_state, 1))
+            elif d.rule.gate == TOGGLE and (t.elastic_state > 0 or t.n_running > d.rule.threshold):
+                passes = 0  # it looks before each
             elif d.rule.gate == BATCH and not gate_opens(d.rule, d.gate_batch, t, t.n_running):
                 passes = passes_to_next_try(t, passes)
     if passes == 0 or passes == NEVER:

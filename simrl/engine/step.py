@@ -18,6 +18,7 @@ from simrl.engine.cost import pass_seconds, wait_for_stragglers
 from simrl.engine.drafts import (
     BEGINS,
     HAVING,
+    attention_over_s,
     choose_arm,
     draft_meanwhile,
     end_round,
@@ -26,6 +27,7 @@ from simrl.engine.drafts import (
     judge,
     land,
     learn,
+    look,
     propose,
     propose_from_siblings,
     recent_share,
@@ -60,7 +62,7 @@ from simrl.engine.state import (
 )
 from simrl.profile.compiled import inlined, lean
 from simrl.profile.profile import Tables
-from simrl.speculation.decoding import SIBLINGS, Decoding, Ints, gate_opens
+from simrl.speculation.decoding import SIBLINGS, TOGGLE, Decoding, Ints, gate_opens
 
 
 @inlined
@@ -72,6 +74,8 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
     if d is not None:
         for k in range(limits.dp):
             t = e.totals[first + k]
+            if d.rule.gate == TOGGLE:
+                look(e.requests[first + k], t, tables, d)
             t.speculates = not d.rule.decoupled and gate_opens(d.rule, d.gate_batch, t, t.n_running)
             t.arm = choose_arm(e, first + k, d) if d.rule.trees and t.speculates == 1 else 0
     ranks = e.totals[first : first + limits.dp]
@@ -94,6 +98,9 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
         for k in range(limits.dp):
             t = e.totals[first + k]
             t.draft_s = round_s(t, d, t.arm) if t.speculates == 1 else 0.0
+            if d.own_kv_tokens > 0.0 and t.draft_s > 0.0 and t.decoding > 0:
+                n, kv_tokens = float(t.proposing), t.decode_kv / t.decoding
+                t.draft_s += t.levels * attention_over_s(tables, d, n, kv_tokens)
             drafts_s, most_prefill = max(drafts_s, t.draft_s), max(most_prefill, t.prefill)
     for k in range(limits.dp):
         r, t = e.requests[first + k], e.totals[first + k]

@@ -95,7 +95,8 @@ def apart(one: Gpu, other: Gpu) -> float:
 
 def _alike(model: ModelShape, other: ModelShape) -> bool:
     """Return whether two models have one shape."""
-    return model.model_copy(update={"name": other.name, "without": other.without}) == other
+    beside = {key: getattr(other, key) for key in ("name", "without", "mtp_layers")}
+    return model.model_copy(update=beside) == other
 
 
 def _kind(shape: ModelShape) -> tuple[bool, ...]:
@@ -139,15 +140,20 @@ def derived_profile(wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu) -> Tab
 
 
 def in_layout(
-    base: TableProfile, wanted: ProfileMetadata, shape: ModelShape, gpu: Gpu, kind: str = ""
+    base: TableProfile,
+    wanted: ProfileMetadata,
+    shape: ModelShape,
+    gpu: Gpu,
+    kind: str = "",
+    measured: ModelShape | None = None,
 ) -> TableProfile:
     """Return a profile's times for another layout, GPU or model: `shape` on `gpu`, which may have
     other figures than the data sheet of its name. `kind`: what differs, where `difference` cannot
-    know."""
+    know. `measured`: the profile's own model, which may be in no list."""
     m, t = base.metadata, base.tables
     if m.dp == 1:  # its exchange is all-reduces, which rooflines have in the dense part
         t = joined(t)
-    was = roofline_of(m, MODELS.get(m.model, shape), GPUS.get(m.gpu, gpu))
+    was = roofline_of(m, measured or MODELS.get(m.model, shape), GPUS.get(m.gpu, gpu))
     now = roofline_of(wanted, shape, gpu)
 
     def carried(seconds: Floats, part: Callable[..., Floats], *ticks: Floats) -> Floats:

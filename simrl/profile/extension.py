@@ -70,7 +70,10 @@ def covering(
         t = t._replace(**{axis: np.append(grid, more), values: seconds})
         beyond[f"{edge:,.0f} {WORDS.get(axis, axis.replace('_', ' '))}"] = None
     words = f"extrapolated by the roofline beyond {', '.join(beyond)} ({OFF_BY})"
-    return TableProfile(t, m, profile.origin, (*profile.corrections, words)) if beyond else profile
+    corrections = (*profile.corrections, words)
+    return (
+        TableProfile(t, m, profile.origin, corrections, profile.sequence_s) if beyond else profile
+    )
 
 
 def _attention_s(t: Tables, axis: int, more: Floats, roofline: Roofline) -> Floats:

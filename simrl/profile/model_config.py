@@ -36,6 +36,8 @@ _PER_TOKEN = (
     *("num_experts_per_tok", "experts_per_token", "num_experts_per_token"),
     *("top_k_experts", "moe_topk", "moe_k"),
 )
+# Heads that predict further tokens: DeepSeek-V3, GLM and MiMo, Qwen3.5.
+_MTP = ("num_nextn_predict_layers", "mtp_num_hidden_layers")
 _FIRST_DENSE = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 # Keys that are not modelled, and their values where they change nothing.
 _NOT_MODELLED: dict[str, object] = {
@@ -184,6 +186,7 @@ def _fields(config: _Keys, name: str, path: Path) -> Config:
         "tied_embeddings": config.get("tie_word_embeddings", False),
         "qk_norm": str(config.get("model_type")).startswith("qwen3")
         or bool(config.get("use_qk_norm")),
+        "mtp_layers": first_of(config, _MTP),
         # Qwen3-Next has the gate without a key for it.
         "output_gate": bool(
             config.get("attn_output_gate", config.get("model_type") == "qwen3_next")

@@ -39,7 +39,9 @@ class ModelShape(BaseModel, frozen=True, extra="forbid"):
     first `dense_layers` have a plain MLP. `expert_hidden`: width in which routed experts work, if
     it is not `hidden` (Nemotron-3's latent experts). `mlp_layers`: layers with an MLP at all (0:
     every), of `mlp_matrices` matrices. `qk_norm`: queries and keys are normalised. `output_gate`:
-    attention has a gate as wide as its queries. `without`: parts of the model that are left out or modelled roughly, in words.
+    attention has a gate as wide as its queries. `mtp_layers`: heads that predict further tokens
+    (`simrl.speculation.draft_times.mtp_shape`), in no other figure here. `without`: parts of the
+    model that are left out or modelled roughly, in words.
     """
 
     name: str
@@ -70,6 +72,7 @@ class ModelShape(BaseModel, frozen=True, extra="forbid"):
     state_bytes: int = Field(default=0, ge=0, le=10**12)
     window_layers: int = Field(default=0, ge=0, le=MOST)
     window_tokens: int = Field(default=0, ge=0, le=MOST)
+    mtp_layers: int = Field(default=0, ge=0, le=MOST)
     without: str = ""
 
     @model_validator(mode="after")

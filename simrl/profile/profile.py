@@ -266,7 +266,8 @@ class TableProfile:
 
     `tables` has the experts apart only where attention has several ranks; `even` has them in
     `dense_s`, for ranks that all have as many tokens, and all methods that return seconds mean such
-    passes; their arguments are of one rank.
+    passes; their arguments are of one rank. `sequence_s`: the host's part of each decoding sequence
+    in the times of attention (`with_corrections`).
     """
 
     def __init__(
@@ -275,6 +276,7 @@ class TableProfile:
         metadata: ProfileMetadata,
         origin: str = "profile",
         corrections: tuple[str, ...] = (),
+        sequence_s: float = 0.0,
     ) -> None:
         self.tables = Tables._make(
             float(t)
@@ -285,6 +287,7 @@ class TableProfile:
         self.metadata = metadata
         self.origin = origin
         self.corrections = corrections  # what `with_corrections` changed, in words
+        self.sequence_s = sequence_s
         _validate(self.tables, origin)
         self.even = joined(self.tables, metadata.dp)
         self.tables = self.tables if metadata.dp > 1 else self.even
@@ -375,7 +378,16 @@ class TableProfile:
         if least_pass_s or least_sequence_s:
             each = f" and {least_sequence_s * 1e6:.3g} µs a sequence" if least_sequence_s else ""
             changes.append(f"no pass under {least_pass_s * 1e3:.3g} ms{each} (least_pass_s)")
-        return TableProfile(scaled, self.metadata, self.origin, (*self.corrections, *changes))
+        words, host_s = (*self.corrections, *changes), self.sequence_s + sequence_overhead_s
+        return TableProfile(scaled, self.metadata, self.origin, words, host_s)
+
+    @property
+    def kernels(self) -> TableProfile:
+        """The profile without the host's times: no pause between passes, nothing a sequence, no
+        shortest pass. As passes follow each other that the host need not wait for."""
+        t = self.tables._replace(between_passes_s=0.0, least_pass_s=0.0, least_sequence_s=0.0)
+        attention_s = t.attention_s - self.sequence_s * t.decode_sequences[:, None]
+        return TableProfile(t._replace(attention_s=attention_s), self.metadata, self.origin)
 
     def _shorter_than(self, pause_s: float, forward: float) -> str:
         """Return which passes take less than a pause between them, in words: up to how many

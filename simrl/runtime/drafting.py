@@ -22,12 +22,14 @@ from simrl.runtime.history import LengthHistory
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.speculation.acceptance import sample_key
+from simrl.speculation.choices import Toggle
 from simrl.speculation.decoding import MODEL, RUNS, SIBLINGS, Decoding, packed, read_only
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.drafter import AcceptRuns
 from simrl.speculation.draws import mixed
 from simrl.speculation.inputs import HistoryWorkers
 from simrl.speculation.matching import has_token_ids
+from simrl.speculation.methods import OLD_RESPONSE
 from simrl.speculation.plan import DraftPlan, decoding_of, with_text_times
 from simrl.speculation.siblings import (
     SiblingIndex,
@@ -37,7 +39,9 @@ from simrl.speculation.siblings import (
     whole_response_runs,
 )
 from simrl.speculation.tail_plan import TailPlan
+from simrl.speculation.toggle import Ladder
 from simrl.speculation.trace_runs import DrawnRuns, accepted_prefixes, drawn_sibling_runs, text_runs
+from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Response, Sample, Trace
 
 MANY_UPDATES = 1e9  # after which a drafter that is not trained has drifted as far as it can
@@ -164,11 +168,12 @@ class Drafting:
             per_host = max(deployment.gpu.gpus_per_node // deployment.tp, 1)
             self._builders = IndexBuilders(plan.inputs.history_workers, trace, per_host)
         if drafter == "old_response":
-            old, factor = (
-                trace.once("old responses", lambda: whole_response_runs(trace)),
-                plan.inputs.acceptance_factor,
-            )
-            self._old = old._replace(accepted=accepted_prefixes(old.accepted, trace, seed, factor))
+            kept, factor = plan.inputs.acceptance.get(OLD_RESPONSE), plan.inputs.acceptance_factor
+            old = whole_response_runs(trace, kept and kept.times(factor), seed)
+            keeps = accepted_prefixes(old.accepted, trace, seed, 1.0 if kept else factor)
+            # Where the trainer has verified, the engine prefills what is kept.
+            verified = keeps if plan.speculation.verify == "trainer" else old.old_tokens
+            self._old = old._replace(old_tokens=verified, accepted=keeps)
         worst = plan.acceptance.drift(MANY_UPDATES) if plan.acceptance else 1.0
         falls_back = plan.first_version > 0 or worst > plan.siblings_faster_beyond
         if drafter == "siblings" or falls_back:
@@ -186,7 +191,9 @@ class Drafting:
             if self._runs
             else None
         )
+        self._version = 0  # that the ladder of a toggle has seen
         self._own = decoding_of(plan, runs, self._siblings, deployment, max_num_seqs)
+        self._ladder = Ladder(self._own.rule.window.start_tokens)
         self._model_free = with_text_times(self._own, deployment.profile) if falls_back else None
         self.decoding = self._decoding_of(0)
 
@@ -286,6 +293,7 @@ class Drafting:
 
         With weights comes the trained drafter that was saved when they were made; a drafter without
         training never changes."""
+        self._begin_rollout(engine, policy_version)
         engine.new_rollout()
         engine.forget_rows()
         engine.drift = self._drift(policy_version)
@@ -297,6 +305,25 @@ class Drafting:
             )
         before, engine.decoding = engine.decoding, self._decoding_of(policy_version)
         return not _like(engine.decoding, before)
+
+    def _begin_rollout(self, engine: Engine, policy_version: int) -> None:
+        """End the rollout of a toggle: at the first load of a version, the ladder of all engines
+        sees the acceptance rate of their drafts; at its own load, each engine its accept length."""
+        rule, t, rows = self._speculation.gate, engine.fleet.t, engine.rows
+        if not isinstance(rule, Toggle):
+            return
+        drafts, accepted, tokens = t["rollout_drafts"], t["rollout_accepted"], self._ladder[0]
+        if policy_version != self._version and drafts.any():
+            rate = float(accepted.sum() / (tokens * drafts.sum()))
+            self._ladder = self._ladder.after(rate, rule)
+            if self._ladder.draft_tokens != tokens:
+                t["accept_length"][:] = tokens = self._ladder.draft_tokens
+                windowed = self._own.rule._replace(window=Fixed(tokens=tokens).rule)
+                self._own = self._own._replace(rule=windowed)
+        self._version = policy_version
+        if drafts[rows].any():
+            t["accept_length"][rows] = 1.0 + accepted[rows].sum() / drafts[rows].sum()
+        drafts[rows] = accepted[rows] = 0
 
     def _drift(self, policy_version: int) -> float:
         """Return the drift of these weights from their drafter."""

@@ -49,7 +49,8 @@ class SimulatedRewarder:
 
 class SimulatedTrainer:
     """A `Trainer` whose phases take as long as `costs` says, on the lanes of its GPUs (colocated:
-    the rollout workers'). A group that `accepts` refuses is dropped after its log-probs."""
+    the rollout workers'). A group that `accepts` refuses is dropped after its log-probs. `old` has
+    the lengths of the old responses that an update verifies for the step to come."""
 
     def __init__(
         self,
@@ -59,7 +60,9 @@ class SimulatedTrainer:
         recorder: Recorder,
         spot: SpotTrainer | None = None,
         accepts: Callable[[list[Rollout]], bool] | None = None,
+        old: Callable[[int], Ints] | None = None,
     ) -> None:
+        self._old = old
         self.version = 0
         self.busy_s = 0.0  # so far, at updates
         self.costs = costs
@@ -203,6 +206,8 @@ class SimulatedTrainer:
     ) -> simpy.events.ProcessGenerator:
         refuse((not rollouts, NOTHING_TO_TRAIN))
         after = self.costs.after(self.version, publish)
+        if self._old is not None:
+            after = self.costs.verification(self._old(self.version + 1)) + after
         if self.costs.pauses and publish:
             self._publishing = self._env.process(self._work(after))  # the loads take as much longer
         else:

@@ -41,6 +41,8 @@ from simrl.simulate.training_checks import (
     require_training_precision,
 )
 from simrl.speculation.deployment import Deployment
+from simrl.speculation.draft_times import mtp_shape
+from simrl.speculation.methods import MTP
 from simrl.speculation.plan import DraftPlan, plan_drafting
 from simrl.speculation.tail_plan import TailPlan, plan_tail
 from simrl.systems.recipes import make_system
@@ -150,6 +152,11 @@ class Prepared(Deployment):
             precision=self.scenario.precision.training,
             critic=self.system.critic,
             lends="updates" in (self.system.elastic or ""),
+            head=mtp_shape(self.model)
+            if self.drafts
+            and self.drafts.speculation.model == MTP
+            and self.drafts.speculation.follows
+            else None,
         )
 
     def may_train(self, gpus: int) -> bool:
@@ -346,6 +353,14 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
         evaluation_trace=_evaluation_trace(scenario, inputs),
     )
     _require_evaluable(prepared)
+    apart = system.rollout_share is not None or system.off_policyness != 0
+    refuse(
+        (
+            method is not None and method.verify == "trainer" and apart,
+            f"system {system.name}: speculation spec_rl with verify=trainer needs the training GPUs between an update and the "
+            "next rollout, and this system rolls out meanwhile; use verify=engine",
+        )
+    )
     need = prepared.training_need(train_gpus)
     pause_s = system.on_update.pause_s + (need.costs.publish_s if system.pauses else 0.0)
     prepared = replace(prepared, costs=costs._replace(pause_s=pause_s))
@@ -516,8 +531,7 @@ def _with_prefill(prepared: Prepared, inputs: InputCache) -> Prepared:
             f"{pools}: drafts of decode workers are not modelled; use system.speculation=none, or {leave}",
         ),
         (
-            system.dispatch.programs
-            or (prepared.judge and not prepared.judge.scenario.cluster.gpus),
+            system.dispatch.programs or (prepared.judge and not judge_gpus),
             f"{pools}: programs, and judges that take turns with rollout, are not modelled beside them; {leave}",
         ),
         (
@@ -723,15 +737,10 @@ def _worker_costs(
         )
         load_s = training.load_overhead_s * (not synced) + own_bytes / link
         load_s += _sleep_s(scenario, model, tp) * (system.rollout_share is None)
-    if (
-        training.load_s is None
-        and drafts is not None
-        and (trained := drafts.speculation.training)
-        and trained.adaptive
-    ):
-        load_s += (
-            drafts.weight_bytes / link
-        )  # what was trained of it comes with the policy's weights
+    if drafts is not None:
+        # What was trained of a drafter comes with the policy's weights.
+        arrives = training.load_s is None and drafts.speculation.is_trained
+        load_s += drafts.load_s + arrives * drafts.weight_bytes / link
     kv_bytes = model.kv_bytes_per_token * KV_SHARE[scenario.precision.kv_cache]
     return WorkerCosts(
         load_s=load_s,

@@ -46,6 +46,7 @@ from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
+from simrl.speculation.siblings import old_lengths
 from simrl.trace.sample import Response
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
@@ -384,7 +385,11 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     prepared, env = schedule.prepared, schedule.env
     costs = prepared.training_costs(prepared.train_gpus)
     accepts = rewards_differ if prepared.system.filter_groups == "after_log_probs" else None
-    trainer = SimulatedTrainer(env, costs, train_lanes, schedule.recorder, schedule.spot, accepts)
+    drafts = prepared.drafts
+    old = drafts and drafts.speculation.verify == "trainer" and partial(old_lengths, prepared.trace)
+    trainer = SimulatedTrainer(
+        env, costs, train_lanes, schedule.recorder, schedule.spot, accepts, old or None
+    )
     kills = prepared.scenario.agents.deadline_s is not None
     rule = SimulatedRewarder(
         env, prepared.scenario.training.reward_s, schedule.workload.responses, kills

@@ -37,6 +37,31 @@ class Elastic(BaseModel, frozen=True, extra="forbid"):
     )
 
 
+class Toggle(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+    """EfficientRollout's toggle and ladder; see `simrl.speculation.toggle`."""
+
+    ramp: int | None = Field(
+        default=32,
+        ge=1,
+        description="running requests above which it is armed (scripts); null: max_num_seqs / 2 (code)",
+    )
+    margin: float = Field(default=0.05, ge=0, le=10, description="gain that it asks for (code)")
+    ladder: tuple[Annotated[int, Field(ge=1, le=255)], ...] = Field(
+        default=(5, 7, 9, 11), min_length=1, description="draft tokens; of one, they are fixed"
+    )
+    raise_at: float = Field(
+        default=0.94, gt=0, le=1, description="acceptance rate from which on it drafts more (code)"
+    )
+    lower_at: float = Field(
+        default=0.85, ge=0, le=1, description="acceptance rate up to which it drafts less (code)"
+    )
+    persistence: int = Field(
+        default=2, ge=1, description="consecutive rollouts after which the ladder moves (code)"
+    )
+
+    _checked = in_order("lower_at", "raise_at")
+
+
 class Strategy(NamedTuple):
     """An arm: a draft tree of `draft_depth` levels, `topk` branches at each node, of which the most
     probable `tokens_to_verify` are verified."""

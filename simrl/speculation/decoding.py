@@ -35,7 +35,7 @@ Runs = NDArray[np.uint16]
 Records = Any  # a structured array; Python reads `array["field"]`, compiled code `array.field`
 
 NONE, RUNS, MODEL, SIBLINGS = range(4)  # kinds of sources
-OPEN, BATCH, ELASTIC = range(3)  # kinds of gates
+OPEN, BATCH, ELASTIC, TOGGLE = range(4)  # kinds of gates
 MEMORY_PASSES = 64.0  # a pass forgets 1 of this number of recently drafted tokens
 
 
@@ -82,7 +82,10 @@ class Gauges:
     recent_drafted: float  # drafted tokens, fading pass by pass
     recent_accepted: float  # accepted tokens, fading likewise
     drift: float  # multiplies the hardness of every response
-    elastic_state: int  # of an elastic gate (`simrl.speculation.gates.next_elastic`)
+    elastic_state: int  # of an elastic gate (`next_elastic`), or of a toggle (`next_toggle`)
+    rollout_drafts: int  # drafts verified since the last load of weights …
+    rollout_accepted: int  # … and the tokens accepted of them
+    accept_length: float  # tokens a pass of the last rollout with drafts, for a toggle
     bandit_key: int  # of the draws of the bandit
     draft_ends_s: float  # when the pass of a decoupled drafter ends; infinity: it rests
     draft_tokens: int  # that a decoupled drafter has drafted
@@ -99,12 +102,14 @@ GAUGES = fields_of(Gauges)
 
 
 class Rule(NamedTuple):
-    """The rules of an engine; `threshold` and `patience` belong to an elastic gate."""
+    """The rules of an engine; `threshold` and `patience` belong to an elastic gate, `threshold` and
+    `margin` to a toggle."""
 
     gate: int = OPEN
     window: WindowRule = Fixed(tokens=1).rule
     threshold: int = 0
     patience: int = 0
+    margin: float = 0.0
     decoupled: bool = False
     # tokens after which a decoupled request may change its window and mode; 0: never
     reconfigure_every: int = 0
@@ -147,6 +152,10 @@ class Decoding(NamedTuple):
     begins in it. Where the drafter works, it takes `prefill_s` for each token that a pass prefills.
     `bandit` chooses among the arms.
 
+    A drafter that attends to the target's cache has its times at `own_kv_tokens` a sequence, and
+    takes as much longer as the target's attention does for the sequences of a pass. `accept_length`
+    is what a toggle's first rollout is taken to have.
+
     `gate_batch` is the largest batch that speculates at an acceptance rate of 0, 1, … 100 %.
     `best_window` and `best_coupled` are `simrl.speculation.specactor.reconfiguration_table`.
     `siblings` is the index of the trace whose rows requests with the source SIBLINGS are
@@ -162,6 +171,8 @@ class Decoding(NamedTuple):
     round_s: Floats = _NO_TIMES
     step_s: Floats = _NO_TIMES
     prefill_s: float = 0.0
+    own_kv_tokens: float = 0.0
+    accept_length: float = 0.0
     gate_batch: Ints = np.zeros(101, dtype=np.int64)
     best_window: Ints = _ONE
     best_coupled: Ints = _ONE
@@ -280,6 +291,6 @@ def gate_opens(rule: Rule, gate_batch: Ints, gauges: Gauges, batch: int) -> bool
     (`simrl.speculation.gates`)."""
     if rule.gate == BATCH:
         return gate_allows(gate_batch, gauges.recent_drafted, gauges.recent_accepted, batch)
-    if rule.gate == ELASTIC:
+    if rule.gate == ELASTIC or rule.gate == TOGGLE:
         return gauges.elastic_state == ELASTIC_ON
     return True

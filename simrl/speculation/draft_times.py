@@ -15,16 +15,18 @@ kernels.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from simrl.errors import InputError, refuse
+from simrl.profile.derived_layouts import in_layout
 from simrl.profile.extension import covering
 from simrl.profile.hardware import Gpu
 from simrl.profile.model_shape import ModelShape
+from simrl.profile.precision import WEIGHT_BYTES as PRECISION_BYTES
 from simrl.profile.profile import TableProfile
 from simrl.speculation.choices import Capture, Strategy
 from simrl.speculation.drafter_training import Pace
@@ -190,24 +192,64 @@ def model_drafts(
     )
 
 
+# Fields of layers that a model has beside its plain ones.
+_OTHER_LAYERS = ("dense_layers", "mlp_layers", "linear_layers", "window_layers")
 eagle_drafts = partial(model_drafts, eagle=True)
 
 
 def eagle_shape(target: ModelShape) -> ModelShape:
     """Return the shape of the one layer, with the target's embedding and output head: plain
     attention and one MLP, whatever experts, windows and states the target has."""
-    plain = dict.fromkeys(
-        (
-            "experts",
-            "shared_intermediate",
-            "dense_layers",
-            "mlp_layers",
-            "linear_layers",
-            "window_layers",
-        ),
-        0,
-    )
+    plain = dict.fromkeys(("experts", "shared_intermediate", *_OTHER_LAYERS), 0)
     return target.model_copy(update={"name": f"eagle of {target.name}", "layers": 1, **plain})
+
+
+def mtp_shape(target: ModelShape) -> ModelShape:
+    """Return the shape of a model's head for multi-token prediction: a layer like its last, with
+    attention to all tokens, whose projection (2 hidden → hidden) counts as part of its MLP."""
+    mlp = "shared_intermediate" if target.experts else "intermediate"
+    none = dict.fromkeys((*_OTHER_LAYERS, "linear_parameters", "state_bytes", "window_tokens"), 0)
+    wider = {mlp: getattr(target, mlp) + 2 * target.hidden // target.mlp_matrices}
+    return target.model_copy(update={"name": f"mtp of {target.name}", "layers": 1, **none, **wider})
+
+
+def own_drafts(
+    profile: TableProfile, target: ModelShape, gpu: Gpu, precision: str, kv_tokens: float
+) -> DraftTimes:
+    """Return the times of a drafter that is made of the target itself, from the target's profile.
+
+    `precision`: of the whole target, which has no KV cache of its own then, and shares embeddings
+    and output head; empty: its heads for multi-token prediction, of which a level is one layer and
+    the output head. Raise `InputError` for a target without heads."""
+    m, heads = profile.metadata, 1 if precision else target.mtp_layers
+    refuse(
+        (
+            not heads,
+            f"speculation mtp: {target.name} has no layers for multi-token prediction (num_nextn_predict_layers of its "
+            "config.json); name a model with them, or draft with eagle3",
+        )
+    )
+    shape, kind = (
+        (target, "another precision") if precision else (mtp_shape(target), "another split")
+    )
+    layout = m.model_copy(update={"model": shape.name, "precision": precision or m.precision})
+    passes = in_layout(profile.kernels, layout, shape, gpu, kind, target)
+    times = profiled_drafts(passes, shape, kv_tokens)
+    held = heads * PRECISION_BYTES[layout.precision] * shape.body_parameters / m.tp
+    own = not precision
+    return replace(
+        times,
+        weight_bytes_per_gpu=held,
+        kv_bytes_per_token_per_gpu=own * heads * times.kv_bytes_per_token_per_gpu,
+        prefill_s=own * times.prefill_s,
+    )
+
+
+def quantising_s(times: DraftTimes, precision: str, gpu: Gpu) -> float:
+    """Return the seconds in which each GPU reads the drafter's weights in bfloat16 and writes them
+    in another precision: a lower bound, by bytes."""
+    moved = times.weight_bytes_per_gpu * (1 + WEIGHT_BYTES / PRECISION_BYTES[precision])
+    return moved / (MEMORY_EFFICIENCY * gpu.memory_bytes_per_s)
 
 
 def pace_of(target: ModelShape, gpu: Gpu, tp: int, efficiency: float) -> Pace:

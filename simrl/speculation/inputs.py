@@ -16,11 +16,13 @@ from pydantic import BaseModel, Field, field_validator
 from simrl.errors import InputError, choose
 from simrl.profile.model_shape import MODELS
 from simrl.speculation.acceptance import ModelAcceptance, Verification
-from simrl.speculation.methods import EAGLE, Speculation
+from simrl.speculation.methods import EAGLE, MTP, OLD_RESPONSE, QUANTISED, Speculation
 from simrl.speculation.run_model import Bucket, ResponseClass, RunModel
+from simrl.speculation.trees import with_positions
 from simrl.validation import numbers_are_no_truth
 
 TextDrafter = Literal["history", "ngram", "siblings"]
+PARTS = (EAGLE, MTP, *QUANTISED, OLD_RESPONSE)  # drafters that are no models of their own
 
 
 class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
@@ -76,7 +78,9 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
     )
     acceptance: dict[str, ModelAcceptance] = Field(
         default={},
-        description="acceptance of model drafters, by name: eagle, qwen2.5-0.5b …; a drafter not given has assumed values",
+        description="acceptance of model drafters, by name: eagle, mtp, int4, qwen2.5-0.5b …; a drafter not given has assumed "
+        "values. In place of by_position, what engines log: accepted_per_position, or accept_length with draft_shape [steps, "
+        "topk, tokens]",
     )
     runs: dict[TextDrafter, RunModel] = Field(
         default={},
@@ -102,14 +106,21 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         "value (tlt: 2 ms, assumed; others: the time between the engine's passes, at least the launch of a layer)",
     )
 
+    @field_validator("acceptance", mode="before")
+    @classmethod
+    def _logged(cls, acceptance: Any) -> Any:
+        if not isinstance(acceptance, dict):
+            return acceptance
+        return {name: with_positions(one) for name, one in acceptance.items()}
+
     @field_validator("acceptance")
     @classmethod
     def _of_known_models(cls, acceptance: dict[str, ModelAcceptance]) -> dict[str, ModelAcceptance]:
         for name in acceptance:
-            if name != EAGLE and name not in MODELS and not Path(name).exists():
+            if name not in (*PARTS, *MODELS) and not Path(name).exists():
                 raise ValueError(
-                    f"{name!r} is no drafter; give the acceptance of eagle or of a model"
-                    f"{choose(name, (EAGLE, *MODELS), 'simrl profile names')}"
+                    f"{name!r} is no drafter; give the acceptance of {', '.join(PARTS)} or of a model"
+                    f"{choose(name, (*PARTS, *MODELS), 'simrl profile names')}"
                 )
         return acceptance
 
@@ -130,6 +141,8 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
                 f"speculation.acceptance.{speculation.model} was measured under {acceptance.verification}, the scenario "
                 f"verifies by {rule}; give the acceptance under that rule"
             )
+        if speculation.follows:
+            acceptance = acceptance.model_copy(update={"drift_per_update": 0.0})
         return acceptance.times(self.acceptance_factor)
 
     def runs_of(self, drafter: TextDrafter) -> RunModel:
@@ -139,23 +152,30 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
 
 def assumed_acceptance(model: str, verification: Verification) -> ModelAcceptance:
     """Return the default where nothing was measured. EAGLE: such that a tree of 48 tokens and depth
-    8 accepts 6.5 tokens freshly trained, and 4.6 with the initial drafter (TLT Table 4). Small
-    models: 0.75. Long responses accept less (SpecActor §5: 49 to 72 % on the last ones). Both rules
+    8 accepts 6.5 tokens freshly trained, and 4.6 with the initial drafter (TLT Table 4). MTP heads:
+    0.85 at the first depth, as DeepSeek-V3 states (85 to 90 %), less at each further one, drift as
+    EAGLE's. The policy in fewer bits: 0.91, about what `first_accept_length` says of 5 to 15 draft
+    tokens. Small models: 0.75. Long responses accept less (SpecActor §5: 49 to 72 % on the last ones). Both rules
     of verification accept alike: how much less exact match accepts (Σ p·q instead of Σ min(p, q),
     if the draws are independent) is known only where it was measured."""
-    differs: dict[str, Any]
-    if model == EAGLE:
-        level, source = (
-            0.85,
-            "assumed; the level is TLT Table 4's, read through a tree of 48 tokens",
-        )
-        differs = {"drift_per_update": 0.05, "most_drift": 0.78}
-    else:
-        level, source = 0.75, "assumed"
-        differs = {"spread": 0.2, "length_exponent": 0.1}
-    return ModelAcceptance(
-        by_position=(level,), verification=verification, source=source, **differs
+    levels, source, differs = _ASSUMED.get(
+        model, ((0.75,), "", {"spread": 0.2, "length_exponent": 0.1})
     )
+    source = f"assumed; {source}" if source else "assumed"
+    return ModelAcceptance(by_position=levels, verification=verification, source=source, **differs)
+
+
+_DRIFTS = {"drift_per_update": 0.05, "most_drift": 0.78}
+_STARTS = "between the accept lengths with which EfficientRollout's code starts"
+_ASSUMED: dict[str, tuple[tuple[float, ...], str, dict[str, Any]]] = {
+    EAGLE: ((0.85,), "the level is TLT Table 4's, read through a tree of 48 tokens", _DRIFTS),
+    MTP: (
+        (0.85, 0.75, 0.65),
+        "the first depth is DeepSeek-V3's, arXiv 2412.19437 §5.4.3",
+        _DRIFTS,
+    ),
+    **dict.fromkeys(QUANTISED, ((0.91,), _STARTS, {})),
+}
 
 
 def _assumed(

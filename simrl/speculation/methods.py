@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError, validate_call
 
 from simrl.errors import InputError, choose, refuse
 from simrl.extensions import Extended
-from simrl.speculation.choices import BegMab, Capture, Elastic, HistoryRule, Strategy
+from simrl.speculation.choices import BegMab, Capture, Elastic, HistoryRule, Strategy, Toggle
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Drafter
 from simrl.speculation.drafter_training import SpotTraining
 from simrl.speculation.windows import Aimd, Fixed, Mimd, Window
@@ -28,7 +28,9 @@ from simrl.validation import call_error, with_parameters
 
 Tokens = Annotated[int, Field(ge=1, le=255)]
 DrafterKind = Literal["history", "ngram", "siblings", "old_response", "model", "own"]
-EAGLE = "eagle"
+EAGLE, MTP = "eagle", "mtp"  # drafters made of a model's own parts …
+OLD_RESPONSE = "old_response"
+QUANTISED = ("int4", "fp8")  # … and the model itself, in these precisions
 NGRAM: Literal["ngram"] = "ngram"
 SPECACTOR_DRAFTERS = (NGRAM, "qwen2.5-0.5b", "qwen2.5-1.5b")  # §5.1
 # Tokens to verify are from TLT's Table 2; a deep and a shallow tree for each are assumed.
@@ -73,22 +75,29 @@ class ModelFree:
 class Speculation:
     """A worker's way to draft.
 
-    `model` names a model drafter: `eagle`, or a model of `simrl profile names`. `round_s` is the
-    time of a round of its drafts outside its passes (None: the host's time between passes),
-    `level_s` the time of each pass of `eagle` outside its kernels. Of `candidates`, models or
-    `ngram`, the draft ladder chooses the drafter before the run; if drafting is coupled and
-    `ladder_window` is set, it also chooses the window. `verifiers` are the tensor-parallel sizes
-    that a worker may have. `make_drafter` makes the drafter of a method whose drafter is "own": a
-    function of a module, so that other processes find it, too. `gate` decides when a worker drafts
-    at all. With `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`: the method
-    verifies by exact match only."""
+    `model` names a model drafter: `eagle`, `mtp`, one of `QUANTISED`, or a model of `simrl profile
+    names`. `verify` and `bias` are of whole old responses (`spec_rl`). `follows`: its weights are
+    those of the policy that it drafts for, trained with it or made from it. `draft_vocab`: tokens
+    of the vocabulary from which `eagle` drafts (0: the target's). `round_s` is the time of a round
+    of its drafts outside its passes (None: the host's time between passes), `level_s` the time of
+    each pass of `eagle` outside its kernels. Of `candidates`, models or `ngram`, the draft ladder
+    chooses the drafter before the run; if drafting is coupled and `ladder_window` is set, it also
+    chooses the window. `verifiers` are the tensor-parallel sizes that a worker may have.
+    `make_drafter` makes the drafter of a method whose drafter is "own": a function of a module, so
+    that other processes find it, too. `gate` decides when a worker drafts at all. With
+    `strategies`, drafts are trees, chosen by BEG-MAB. `exact_match`: the method verifies by exact
+    match only."""
 
     name: str
     drafter: DrafterKind
     paper: str
     window: Window = Fixed(tokens=4)  # noqa: RUF009 (frozen)
-    gate: Literal["open", "batch"] | Elastic = "open"
+    gate: Literal["open", "batch"] | Elastic | Toggle = "open"
     model: str = ""
+    verify: Literal["engine", "trainer"] = "engine"
+    bias: float = 0.0
+    follows: bool = False
+    draft_vocab: int = 0
     history: HistoryRule = HistoryRule()  # noqa: RUF009 (frozen)
     epochs_back: int = 1
     budget: LengthBudget | None = None
@@ -106,6 +115,11 @@ class Speculation:
     exact_match: bool = False
     make_drafter: Callable[[], Drafter] | None = None
     parameters: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_trained(self) -> bool:
+        """True if a model drafter is trained, and comes with the policy's weights."""
+        return self.training.adaptive if self.training else self.follows and self.model == MTP
 
     @property
     def label(self) -> str:
@@ -258,14 +272,27 @@ def das(
 
 
 @validate_call
-def spec_rl() -> Speculation:
-    """Verify the whole response of the epoch before with the prompt, and decode from the first difference (lenience 0).
+def spec_rl(verify: Literal["engine", "trainer"] = "engine", bias: float = 0.0) -> Speculation:
+    """Verify the whole response of the epoch before, and decode from the first token that is not kept.
 
-    One prefill of prompt and old response; the tokens that agree from the beginning are kept, so the generated text does not
-    change. Needs a trace with token ids. The old response is verified only if it has finished by then.
-    Not modelled: lenience, which accepts tokens that the policy would not have sampled.
+    `verify` says by what. `engine`: one prefill of prompt and old response. `trainer`, as the public code
+    (ShopeeLLM/Spec-RL@97da99e): between update and rollout, the trainer computes log-probs of the next step's old responses
+    on all its GPUs; the engine then prefills prompt and kept tokens. A token is kept while log U <= log p_new - log p_old -
+    `bias` for a uniform U; 0 samples the policy exactly, the code's runs have -0.5. A trace has no log-probs: on token ids,
+    the tokens that agree with the recorded response from the beginning are kept, so its text does not change (a lower bound,
+    as the rule keeps more). With speculation.acceptance.old_response, the number kept is drawn: the rate at which a token is
+    kept, which logs have (avg_cut_idx); a `bias` needs it. The old response is verified only if it has finished by then.
+    Not modelled: that a response changes its length if other tokens are kept than it has; a response that is kept whole skips
+    the engine in the public code, here it is prefilled once.
     """
-    return Speculation(name="spec_rl", drafter="old_response", paper="SPEC-RL, arXiv 2509.23232")
+    return Speculation(
+        "spec_rl",
+        "old_response",
+        "SPEC-RL, arXiv 2509.23232",
+        model=OLD_RESPONSE,
+        verify=verify,
+        bias=bias,
+    )
 
 
 @validate_call
@@ -406,7 +433,97 @@ def specactor(
     )
 
 
-_OWN = (histospec, histospec_code, ngram, siblings, srt, das, spec_rl, draft_model, tlt, specactor)
+@validate_call
+def eagle3(
+    steps: Tokens = 3,
+    topk: Annotated[int, Field(ge=1, le=64)] = 1,
+    tokens: Annotated[int, Field(ge=2, le=4096)] | None = None,
+    draft_vocab: Annotated[int, Field(ge=0, le=1_000_000)] = 32_000,
+    gate: Literal["open", "batch"] = "open",
+) -> Speculation:
+    """Draft with an EAGLE-3 head in every pass: chains of `steps` tokens, or trees of one shape.
+
+    As SGLang's EAGLE3 (speculative-num-steps, -eagle-topk, -num-draft-tokens: `tokens` verified, the last known one among
+    them; null: steps + 1) and vLLM's method eagle3. The head has one layer and a vocabulary of its own (`draft_vocab`; 0: the
+    target's). It was trained before the run and stays as it is. Acceptance is an input of the scenario
+    (speculation.acceptance.eagle), also as the accept length that an engine logs for a shape (accept_length, draft_shape).
+    Not modelled: choosing the branches of a tree and building its mask on the GPU; the host's pauses within a round, unless
+    speculation.draft_round_s has them.
+    """
+    tree = Strategy(steps, topk, tokens or steps + 1)
+    return Speculation(
+        "eagle3",
+        "model",
+        "EAGLE-3, arXiv 2503.01840",
+        Fixed(tokens=steps),
+        gate,
+        EAGLE,
+        draft_vocab=draft_vocab,
+        strategies=BegMab(strategies=(tree,), batch_thresholds=(1,)) if topk > 1 else None,
+    )
+
+
+@validate_call
+def mtp(
+    draft_tokens: Tokens = 1, trained: bool = False, gate: Literal["open", "batch"] = "open"
+) -> Speculation:
+    """Draft with the model's own layers for multi-token prediction (DeepSeek-V3, GLM-4.5, Qwen3-Next, MiMo …).
+
+    As vLLM's method mtp and SGLang's NEXTN. Each head is a layer like the model's last, behind a projection that joins the
+    hidden state with the next token's embedding, and before the model's output head. Heads draft one after another, a token
+    each; with more `draft_tokens` than heads, the last one goes on with its own hidden state. A head's pass is a layer's
+    share of the profile, with the output head. Its weights and KV cache take memory of the worker, and it computes what the
+    target prefills. Acceptance by depth is an input of the scenario (speculation.acceptance.mtp), as engines log it:
+    accepted_per_position. `trained`: the trainer trains the heads with the policy (slime --enable-mtp-training, AReaL, verl),
+    on detached hidden states: their passes lengthen each update, their weights come with the policy's, and acceptance does
+    not drift. Otherwise they stay as they were, and acceptance falls with each update (drift_per_update).
+    Not modelled: optimizer states of the heads; states of linear layers for drafted tokens.
+    """
+    return Speculation(
+        "mtp",
+        "model",
+        "vLLM's method mtp; DeepSeek-V3, arXiv 2412.19437 §2.2",
+        Fixed(tokens=draft_tokens),
+        gate,
+        MTP,
+        follows=trained,
+    )
+
+
+@validate_call
+def efficient_rollout(
+    precision: Literal["int4", "fp8"] = "int4",
+    gate: Literal["open"] | Toggle | None = None,
+    draft_tokens: Tokens = 7,
+) -> Speculation:
+    """Draft with the policy itself, its weights quantised, once it pays (EfficientRollout).
+
+    Quantised anew at each load of weights, the drafter follows the policy; it reads and writes the policy's KV cache, shares
+    embeddings and output head, and its layers' weights take memory beside the policy's. A worker starts a rollout without
+    drafts, and is armed once more than `ramp` requests run. Drafts are on, to the end of the rollout, when the accept length
+    of its last rollout, over the time of a round by the time of a plain pass at the running requests' mean length, is at
+    least 1.05: both by the scenario's profile. After two rollouts with 94 % of all workers' drafted tokens accepted (or at
+    most 85 %) all draft more (less) tokens: 5, 7, 9 or 11. `gate` sets these; `open` always drafts `draft_tokens`. The times
+    of a drafter's pass are those of the profile carried over to `precision` by data sheets.
+    Not modelled: CUDA graphs of each number of draft tokens; the arithmetic of quantising, whose bytes alone are counted.
+    """
+    rule = gate or Toggle()
+    most = draft_tokens if isinstance(rule, str) else max(rule.ladder)
+    return Speculation(
+        "efficient_rollout",
+        "model",
+        "EfficientRollout, arXiv 2606.18967",
+        Fixed(tokens=most),
+        rule,
+        precision,
+        follows=True,
+    )
+
+
+_OWN = (
+    *(histospec, histospec_code, ngram, siblings, srt, das, spec_rl, draft_model, tlt, specactor),
+    *(eagle3, mtp, efficient_rollout),
+)
 METHODS: Extended[Speculation] = Extended(
     {method.__name__: method for method in _OWN}, "simrl.speculation", "speculation"
 )
@@ -414,8 +531,10 @@ METHODS: Extended[Speculation] = Extended(
 
 # What other engines and papers call a drafter, as a pattern, and simrl's name for it.
 OTHER_NAMES = {
-    r"eagle.?[123]?": "an EAGLE drafter is tlt; {name: tlt, adaptive: false} does not train it",
-    r"(deepseek.)?mtp|medusa|hydra": "such heads are not modelled; the closest is tlt, an EAGLE drafter",
+    r"eagle.?[12]?": "an EAGLE drafter is eagle3, or tlt, which drafts in the tail of a rollout and trains it",
+    r"deepseek.mtp|nextn|.*_mtp": "a model's own layers that predict further tokens are mtp",
+    r"medusa|hydra": "such heads are not modelled; the closest is mtp, a model's own layers that predict further tokens",
+    r"quant(ised|ized)?.?self|self.?spec.*": "the policy in fewer bits that drafts for itself is efficient_rollout",
     r"suffix.*|arctic.*": "suffix matching is histospec, in the epoch before, or srt, in the group's running responses",
     r"prompt.?lookup.*|pld|ngram.*|n.gram.*": "a lookup in the response's own text is ngram",
     r"lookahead.*": "lookahead decoding is not modelled; the closest is ngram, a lookup in the response's own text",

@@ -18,8 +18,17 @@ from simrl.profile.profile import TableProfile, read_profile
 from simrl.profile.rollout_times import DraftCosts
 from simrl.profile.shipped import shipped_profile
 from simrl.speculation.acceptance import ModelAcceptance
-from simrl.speculation.choices import Elastic
-from simrl.speculation.decoding import BATCH, ELASTIC, Decoding, Rule, Runs, chains, trees
+from simrl.speculation.choices import Elastic, Toggle
+from simrl.speculation.decoding import (
+    BATCH,
+    ELASTIC,
+    TOGGLE,
+    Decoding,
+    Rule,
+    Runs,
+    chains,
+    trees,
+)
 from simrl.speculation.deployment import Deployment, typical_context_tokens
 from simrl.speculation.draft_times import (
     LAYER_S,
@@ -28,13 +37,15 @@ from simrl.speculation.draft_times import (
     eagle_drafts,
     graph_bytes,
     model_drafts,
+    own_drafts,
     profiled_drafts,
+    quantising_s,
     text_drafts,
 )
 from simrl.speculation.gates import batch_gate
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.matching import has_token_ids
-from simrl.speculation.methods import EAGLE, NGRAM, Decoupled, Speculation
+from simrl.speculation.methods import EAGLE, MTP, NGRAM, QUANTISED, Decoupled, Speculation
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import draw_runs
 from simrl.speculation.siblings import SiblingIndex
@@ -47,6 +58,7 @@ from simrl.speculation.specactor import (
     plan_decoupled,
     reconfiguration_table,
 )
+from simrl.speculation.toggle import first_accept_length
 from simrl.speculation.trees import accept_length, tree_log_acceptances
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Trace
@@ -81,6 +93,7 @@ class DraftPlan:
     # compared.
     rate: float = np.nan
     siblings_faster_beyond: float = np.inf  # drift from which on drafts of siblings are faster
+    load_s: float = 0.0  # what a load of weights takes longer, to make a drafter of them
 
     @property
     def first_version(self) -> int:
@@ -190,9 +203,15 @@ def _plan_text(
         inputs.acceptance_factor,
     )
     reads = _READS_TOKENS.get(speculation.drafter)
+    kept = inputs.acceptance.get(speculation.model)  # rates of tokens of old responses
     refuse(
         (
-            reads and not has_ids,
+            speculation.bias and kept is None,
+            f"speculation spec_rl: bias is {speculation.bias:g}, and a trace has no log-probs; give the rate at which tokens "
+            "are kept under it (speculation.acceptance.old_response), or use bias 0",
+        ),
+        (
+            reads and not has_ids and kept is None,
             f"{trace.metadata.name}: {speculation.name} {reads}, and the trace has no token ids; import it with its tokens, or "
             "use another method",
         ),
@@ -207,7 +226,9 @@ def _plan_text(
         ),
     )
     acceptance: Any = "measured from the trace's tokens"
-    if not has_ids:
+    if kept is not None:
+        acceptance = kept.model_dump()
+    elif not has_ids:
         acceptance = inputs.runs_of(speculation.drafter).model_dump()  # type: ignore[arg-type]
     return DraftPlan(
         speculation, inputs, text_drafts(deployment.profile), 0.0, 0.0, {"acceptance": acceptance}
@@ -217,8 +238,8 @@ def _plan_text(
 def _plan_model(
     speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int
 ) -> DraftPlan:
-    acceptance = inputs.acceptance_of(speculation)
-    facts: dict[str, Any] = {"model": speculation.model, "acceptance": acceptance.model_dump()}
+    acceptance, model = inputs.acceptance_of(speculation), speculation.model
+    facts: dict[str, Any] = {"model": model, "acceptance": acceptance.model_dump()}
     times = _model_times(speculation, inputs, deployment)
     strategies = speculation.strategies.strategies if speculation.strategies else ()
     tree_times = tuple(
@@ -233,6 +254,7 @@ def _plan_model(
         facts,
         acceptance=acceptance,
         tree_times=tree_times,
+        load_s=quantising_s(times, model, deployment.gpu) if model in QUANTISED else 0.0,
     )
     if strategies:
         facts["trees"] = len(strategies)
@@ -263,13 +285,19 @@ def _model_times(
 ) -> DraftTimes:
     """Return how long a model drafter takes, for trees of `branches` a level: as `draft_profile`
     measured it, else derived."""
-    gpu, kv_tokens = deployment.gpu, typical_context_tokens(deployment.trace)
+    gpu, model = deployment.gpu, deployment.model
+    kv_tokens = typical_context_tokens(deployment.trace)
     # After a verification the host starts a round as it starts a pass.
     host_s = max(deployment.profile.even.between_passes_s, LAYER_S)
     round_s = next(s for s in (inputs.draft_round_s, speculation.round_s, host_s) if s is not None)
     if speculation.model == EAGLE:
         overheads = Overheads(round_s, speculation.level_s)
-        return eagle_drafts(deployment.model, gpu, deployment.tp, kv_tokens, branches, overheads)
+        shape = model.model_copy(update={"vocab": speculation.draft_vocab or model.vocab})
+        return eagle_drafts(shape, gpu, deployment.tp, kv_tokens, branches, overheads)
+    if speculation.model in (MTP, *QUANTISED):
+        precision = "" if speculation.model == MTP else speculation.model
+        times = own_drafts(deployment.profile, model, gpu, precision, kv_tokens)
+        return replace(times, round_s=times.round_s + round_s)
     shape = model_shape(speculation.model)
     tp = 1 if speculation.decoupled or shape.heads % deployment.tp else deployment.tp
     path = inputs.draft_profile or shipped_profile(shape.name, gpu.name, tp)
@@ -387,6 +415,11 @@ def decoding_of(
                 plan.decoupled, speculation.decoupled.objective
             )
             parts |= {"best_window": windows, "best_coupled": coupled}
+    elif isinstance(speculation.gate, Toggle):
+        ramp, margin = speculation.gate.ramp or max_num_seqs // 2, speculation.gate.margin
+        window = Fixed(tokens=speculation.gate.ladder[0]).rule
+        rule = rule._replace(gate=TOGGLE, threshold=ramp, margin=margin, window=window)
+        parts["accept_length"] = first_accept_length(speculation.gate)
     elif isinstance(speculation.gate, Elastic):
         threshold, patience = speculation.gate.threshold, speculation.gate.patience
         rule = rule._replace(gate=ELASTIC, threshold=threshold, patience=patience)
@@ -401,9 +434,10 @@ def decoding_of(
         ]
         decoding = trees(rule, speculation.strategies, plan.tree_times, logs)
     else:
-        decoding = chains(
-            rule, times, plan.acceptance, MOST_PLANNED_WINDOW if plan.decoupled else 0
-        )
+        longest = MOST_PLANNED_WINDOW if plan.decoupled else speculation.window.rule.most_tokens
+        decoding = chains(rule, times, plan.acceptance, longest)
+    if speculation.model in QUANTISED:
+        parts["own_kv_tokens"] = float(typical_context_tokens(deployment.trace))
     if runs is not None:
         parts["runs"] = runs
     if siblings is not None:
@@ -416,7 +450,7 @@ def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> D
     (`RolloutTimes`)."""
     gate, times = plan.speculation.gate, plan.times
     largest = np.full(1, gate.threshold if isinstance(gate, Elastic) else 1 << 40)
-    if gate == "batch":
+    if gate == "batch" or isinstance(gate, Toggle):
         kv_tokens = typical_context_tokens(deployment.trace)
         window = plan.speculation.window.rule
         largest = batch_gate(deployment.profile, times, window, kv_tokens, max_num_seqs)

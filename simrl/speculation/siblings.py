@@ -27,6 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.profile.compiled import kernel
+from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import (
@@ -286,11 +287,14 @@ class WholeResponseRuns(NamedTuple):
     epochs_ago: Ints  # how many epochs before the old response was generated
 
 
-def whole_response_runs(trace: Trace) -> WholeResponseRuns:
-    """Return what verification of the whole old response accepts (SPEC-RL, arXiv 2509.23232), by
-    exact match: lenience 0, lossless. The old response has the row's prompt and sample number, in
-    the latest earlier epoch that has one. Raise `InputError` for a trace without token ids."""
-    ids, first = token_ids(trace)
+def whole_response_runs(
+    trace: Trace, kept: ModelAcceptance | None = None, seed: int = 0
+) -> WholeResponseRuns:
+    """Return what verification of the whole old response accepts (SPEC-RL, arXiv 2509.23232): by
+    exact match (lenience 0, lossless), or as drawn from the rates `kept`. The old response has the
+    row's prompt and sample number, in the latest earlier epoch that has one. Raise `InputError` for
+    a trace without token ids if there are no rates."""
+    tokens = trace.column("response_tokens").astype(np.int64)
     old = np.full(len(trace), -1, dtype=np.int64)
     epoch, prompt, sample = (
         trace.column(name).astype(np.int64) for name in ("epoch", "prompt_id", "sample")
@@ -303,7 +307,18 @@ def whole_response_runs(trace: Trace) -> WholeResponseRuns:
         & (epoch[after] > epoch[before])
     )
     old[after[same]] = before[same]
-    lengths, ago = (
-        np.where(old >= 0, values, 0) for values in (np.diff(first)[old], epoch - epoch[old])
-    )
-    return WholeResponseRuns(lengths, _common(ids, first, old), ago)
+    lengths, ago = (np.where(old >= 0, values, 0) for values in (tokens[old], epoch - epoch[old]))
+    if kept is None:
+        return WholeResponseRuns(lengths, _common(*token_ids(trace), old), ago)
+    luck = [-np.log(uniform(key, 0)) for key in sample_keys(trace, seed)]
+    drawn = np.searchsorted(kept.log_acceptances(int(lengths.max(initial=1))), luck)
+    return WholeResponseRuns(lengths, np.minimum(drawn, np.minimum(lengths, tokens)), ago)
+
+
+def old_lengths(trace: Trace, step: int) -> Ints:
+    """Return the tokens of the old responses to a step's prompts, each with its prompt."""
+    _, first, end = trace.step_slices[step % len(trace.step_slices)]
+    rates = ModelAcceptance(by_position=(0.5,))  # the lengths do not depend on them
+    old = trace.once("old lengths", lambda: whole_response_runs(trace, rates)).old_tokens
+    whole = old + trace.column("prompt_tokens").astype(np.int64)
+    return whole[first:end][old[first:end] > 0]

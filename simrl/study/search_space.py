@@ -33,7 +33,7 @@ from simrl.scenario.load import PARAMETER, ScenarioFile, Setting, given, gives, 
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.training_checks import require_parallelism
-from simrl.speculation.methods import METHODS
+from simrl.speculation.methods import METHODS, MTP, QUANTISED
 from simrl.study.grid import (
     SYSTEMS,
     Alternative,
@@ -463,6 +463,8 @@ def _drafters(scenario: Scenario, trace: Trace, entries: Entries) -> Searched:
     ]
     models = {name: METHODS[name]().model for name in ("draft_model", "tlt")}
     methods += [name for name, model in models.items() if model in inputs.acceptance]
+    own = {"mtp": MTP, "efficient_rollout": QUANTISED[0]}  # offered if their acceptance is given
+    methods += [name for name, model in own.items() if model in inputs.acceptance]
     assumed = [name for name, model in models.items() if model not in inputs.acceptance]
     assumed += [method for drafter, method in TEXT_DRAFTERS.items() if drafter not in known]
     if assumed:

@@ -8,14 +8,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from simrl.dispatch.rules import DISPATCHES
 from simrl.pipelines.best_of_n import best_of_n as best_of_n_batch
 from simrl.pipelines.full_batch import full_batch
 from simrl.speculation.best_of_n import BestOfN
-from simrl.speculation.choices import Elastic
+from simrl.speculation.choices import Elastic, Toggle
 from simrl.speculation.drafter_training import SpotTraining
 from simrl.speculation.methods import (
     SPECACTOR_DRAFTERS,
     draft_model,
+    efficient_rollout as quantised_self,
     ngram,
     siblings,
     specactor as specactor_drafting,
@@ -23,7 +25,15 @@ from simrl.speculation.methods import (
 )
 from simrl.speculation.windows import Fixed
 from simrl.systems.on_policy import in_turns
-from simrl.systems.system import GROUPS, Count, DraftTokens, System, recipe
+from simrl.systems.system import (
+    GROUPS,
+    OF_VERSION,
+    Count,
+    DraftTokens,
+    System,
+    Version,
+    recipe,
+)
 
 
 @recipe("dispatch", *GROUPS, dispatch="even_split")
@@ -140,6 +150,22 @@ def tlt(
                 selective_saves=selective_saves,
             ),
         ),
+    )
+
+
+@recipe("dispatch", *GROUPS, dispatch=None)
+def efficient_rollout(toggle: Toggle | None = None, version: Version = "0.7") -> System:
+    """verl colocated with the policy in 4 bits as its own drafter, in each worker once it pays; on-policy.
+
+    As verl_colocated (EfficientRollout's code is built on verl 0.7), with the method efficient_rollout: a worker begins to
+    draft when the profile says that a round of drafts is worth its time at the running requests; all workers draft more or
+    fewer tokens by the acceptance of the last two rollouts.
+    Not modelled: as verl_colocated, and the method efficient_rollout.
+    """
+    return in_turns(
+        paper="EfficientRollout, arXiv 2606.18967",
+        speculation=quantised_self(gate=toggle),
+        dispatch=DISPATCHES[OF_VERSION[version]],
     )
 
 

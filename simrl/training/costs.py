@@ -55,7 +55,8 @@ class TrainingCosts:
     through one process on its way, each sequence padded to `padded_tokens`, or to the longest if
     that is longer. `pauses`: workers are paused while weights are published. `critic`: a critic of the model's shape is
     trained, too, after the policy or fused with it (`stages`). `streams`: each micro-batch fetches
-    the weights from the host. `precision`: of the layers' matrix products."""
+    the weights from the host. `precision`: of the layers' matrix products. `head`: shape
+    of the model's layers for multi-token prediction, if they are trained with it."""
 
     model: ModelShape
     gpu: Gpu
@@ -72,6 +73,7 @@ class TrainingCosts:
     precision: str = "bf16"
     critic: Literal["serial", "fused"] | None = None
     lends: bool = False
+    head: ModelShape | None = None
 
     @property
     def ranks(self) -> int:
@@ -99,6 +101,11 @@ class TrainingCosts:
             passes_s += references * self.reference_s(lengths)
         each_s = self.config.log_prob_overhead_s + self._handed_s(lengths)
         return [("log_prob", self.log_probs * each_s + passes_s)]
+
+    def verification(self, lengths: Ints) -> list[Phase]:
+        """Return the log-prob phase in which the policy verifies old responses (SPEC-RL)."""
+        alone = self.config.model_copy(update={"reference_passes": 0})
+        return replace(self, log_probs=1, critic=None, config=alone).inference(lengths)
 
     def reference_s(self, lengths: Ints) -> float:
         """Return the seconds of one pass by the reference, overheads excluded. Swapping copies the
@@ -288,6 +295,10 @@ class TrainingCosts:
             if config.microbatching == "padded" and config.pipeline_parallel > 1:
                 tokens[:] = tokens.max()
         work = self._work_s(tokens, squares / 2, sequences, passes)
+        if self.head and passes > 1:  # on the last stage, as in Megatron
+            more = replace(self, model=self.head)._work_s(tokens, squares / 2, sequences, passes)
+            heads = self.model.mtp_layers
+            work = replace(work, head_s=work.head_s + heads * (more.layers_s + more.head_s))
         stages = config.pipeline_parallel
         stage_s = (
             config.correction * work.layers_s * ceil(self.model.layers / stages) / self.model.layers

@@ -421,11 +421,12 @@ def test_a_page_without_dash_says_what_to_install(
 @pytest.mark.parametrize(
     ("written", "answer"),
     [
-        ("eagle", "an EAGLE drafter is tlt"),
-        ("eagle3", "an EAGLE drafter is tlt"),
-        ("EAGLE-2", "an EAGLE drafter is tlt"),
-        ("medusa", "such heads are not modelled; the closest is tlt"),
-        ("mtp", "such heads are not modelled; the closest is tlt"),
+        ("eagle", "an EAGLE drafter is eagle3, or tlt"),
+        ("EAGLE-2", "an EAGLE drafter is eagle3, or tlt"),
+        ("medusa", "such heads are not modelled; the closest is mtp"),
+        ("deepseek_mtp", "a model's own layers that predict further tokens are mtp"),
+        ("nextn", "a model's own layers that predict further tokens are mtp"),
+        ("quant_self", "the policy in fewer bits that drafts for itself is efficient_rollout"),
         ("suffix", "suffix matching is histospec"),
         ("lookahead", "lookahead decoding is not modelled; the closest is ngram"),
         ("prompt_lookup", "a lookup in the response's own text is ngram"),

@@ -45,7 +45,7 @@ UNEQUAL = 0.03  # tokens a sample, between rows that are compared
 GROWING = "off-policyness still grew, so samples/s may be another; raise steps"
 NOTHING_DRAFTED = (
     "a history needs prompts that repeat (workload.synthetic.prompts, or a trace of several epochs) and finished; siblings "
-    "need two of a group on one worker"
+    "need two of a group on one worker; a toggle needs more running requests than its ramp, and drafts that pay"
 )
 OCCUPANCY = (
     "share of the slots of its batch that a rollout worker fills while it runs (slots: max_num_seqs, or what its KV cache "

@@ -51,27 +51,26 @@ BOUNDS: Mapping[str, int | None] = {
 }  # updates, of the oldest token
 SHARES = (0.5, 0.625, 0.75)
 ALIKE = {"minibatches": 1, "log_probs": 1}  # the algorithm is everybody's, the schedule is compared
-HALVINGS = 3
+HALVINGS = 2
 FACTORS = (0.5, 2.0)
 DRAFTERS = ("none", "ngram", "siblings", "histospec", "draft_model", "tlt")
 Row = Mapping[str, Any]
 Settings = Mapping[str, Any]
 
-ON_POLICY = (BASE, "rollpacker", "seer", "rlinf_dynamic")
+ON_POLICY = (BASE, "rollpacker", "seer")
 COLOCATED: tuple[Mapping[str, Any], ...] = (
     {"name": "sortedrl"},
     {"name": "partial_rollout"},
     {"name": "april"},
-    *({"name": "verl_v1_colocate_async", "max_span": n} for n in (2, 5, 8)),
+    *({"name": "verl_v1_colocate_async", "max_span": n} for n in (5, 8)),
 )
 SPLIT: tuple[Mapping[str, Any], ...] = (
     {"name": "one_step_off"},
-    {"name": "streamrl"},
     {"name": "rhymerl"},
     {"name": "laminar"},
     *({"name": "nemo_rl_async", "max_age": n} for n in (1, 4)),
     *({"name": "areal", "eta": n} for n in (1, 4)),
-    *({"name": "skyrl_async", "max_staleness_steps": n} for n in (1, 2, 4)),
+    *({"name": "skyrl_async", "max_staleness_steps": n} for n in (2, 4)),
     *({"name": "prime_rl", "max_off_policy_steps": n} for n in (1, 4, 8)),
 )
 
@@ -163,7 +162,7 @@ AXES: Mapping[str, Axis] = {
     "gpus": Axis(
         "GPUs, 16 responses each", (16, 64, 256), GPUS, lambda x: {"cluster.gpus": x, **_prompts(x)}
     ),
-    "turns": Axis("turns, 4,000 tokens in all, a tool of 5 s between them", (1, 4, 16), 1, _turns),
+    "turns": Axis("turns, 4,000 tokens in all, a tool of 5 s between them", (1, 8), 1, _turns),
     "model": Axis("model", tuple(MODELS), "qwen3-8b", lambda x: MODELS[x]),
 }
 

@@ -27,10 +27,10 @@ from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.study.executors import Outcomes as Coming
 from simrl.study.goal import Goal
-from simrl.study.grid import SYSTEMS, listed
+from simrl.study.grid import SYSTEMS, Dimension, listed
 from simrl.study.point import Point
 from simrl.study.polish import polish
-from simrl.study.search import Option, Searched, judged, search
+from simrl.study.search import Option, judged, search
 from simrl.study.search_space import make_space
 from simrl.study.store import Outcomes
 from simrl.systems.recipes import parameters_of
@@ -45,7 +45,11 @@ WORKLOADS = {
 }
 BOUND = 4  # batches: the largest staleness of the bounded search
 SHARES = (0.375, 0.5, 0.625, 0.75, 0.875)
-FIRST, NEAR, FURTHER = 3, 8, 4  # points: of the search, around its best, and without the bound
+WIDEST = 3  # values of a key in a grid of several keys
+NEAR, FURTHER = (
+    4,
+    3,
+)  # points around the best of the grid, and then around the best without the bound
 PRICELESS = "speculation"  # the drafter, which this page leaves out
 Row = dict[str, Any]
 
@@ -65,8 +69,9 @@ class Framework(NamedTuple):
 
     `mode` is what a user sets to have it; `system` and `entry` are the recipe and the parameters that make it this framework;
     `source` says whose rule that is, `bound` the default bound on staleness and its key, `sync` what a weight sync does to
-    running responses. `keys` are the parameters that the search varies, with their values, the default among them. `updates` is
-    the number of updates that train a batch. `preset` has the framework's own constants, in place of the page's.
+    running responses. `keys` are the parameters that the search varies, with their values, the default among them; the search
+    begins with all combinations of those in `grid` (at most `WIDEST` values of each, where there are several). `updates`
+    is the number of updates that train a batch. `preset` has the framework's own constants, in place of the page's.
     """
 
     name: str
@@ -76,6 +81,7 @@ class Framework(NamedTuple):
     bound: str
     sync: str
     keys: Keys = lambda batch: {}
+    grid: Sequence[str] = ("rollout_share",)
     entry: Callable[[Batch], Mapping[str, Any]] = lambda batch: {}
     updates: int = 1
     preset: Mapping[str, str] = {}
@@ -95,7 +101,7 @@ NEMO_RL = {"framework": "nemo-rl-0.6"}
 FRAMEWORKS: dict[str, Framework] = {
     "colocated": Framework(
         "Colocated", "any framework", "verl_colocated",
-        "verl ≤ 0.8 `main_ppo`; also slime `--colocate`, OpenRLHF's hybrid engine, synchronous NeMo-RL, SkyRL and ROLL: one schedule",
+        "verl ≤ 0.8 `main_ppo`; slime `--colocate`, OpenRLHF's hybrid engine, synchronous NeMo-RL and SkyRL alike",
         "0", "nothing runs",
     ),
     "verl_sync": Framework(
@@ -107,6 +113,7 @@ FRAMEWORKS: dict[str, Framework] = {
         lambda batch: {
             "warmup_batches": (0.5, 1.0, 2.0, 4.0), "max_span": (3, 5, 8), "on_stale": ("drop", "wait"),
         },
+        ("warmup_batches",),
     ),
     "verl_separate_async": Framework(
         "verl V1", "`separate_async`", "verl_v1_separate_async", "verl@1dda039, 0.9",
@@ -115,7 +122,7 @@ FRAMEWORKS: dict[str, Framework] = {
             warmup_batches=(0.5, 1.0, 2.0, 4.0), max_span=(3, 5, 8), on_stale=("drop", "wait"),
             enable_switch=(False, True),
         ),
-        updates=4,
+        ("rollout_share",), updates=4,
     ),
     "verl_fully_async": Framework(
         "verl", "`fully_async_policy`", "verl_fully_async", "verl@1dda039, experimental",
@@ -124,7 +131,7 @@ FRAMEWORKS: dict[str, Framework] = {
             staleness=(0.1, 0.5, 1.0, 2.0), sync_step=(1, 2, 4), per_replica=(16, 32, 64),
             dynamic_schedule=(None, "default"),
         ),
-        lambda batch: {"mini_batch": batch.groups // 4}, updates=4,
+        ("rollout_share", "staleness"), lambda batch: {"mini_batch": batch.groups // 4}, updates=4,
     ),
     "one_step_off": Framework(
         "verl", "`one_step_off_policy`", "one_step_off", "verl, experimental", "1, fixed", "the sync waits for the rollout",
@@ -132,7 +139,8 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "slime_partial": Framework(
         "slime", "`--partial-rollout`", "april", "APRIL, arXiv 2509.18521; slime's `--over-sampling-batch-size`",
-        "none", "stop, prefilled again", lambda batch: {"over_sampling": (1.25, 1.5, 2.0, 3.0, 4.0)}, preset=SGLANG,
+        "none", "stop, prefilled again", lambda batch: {"over_sampling": (1.25, 1.5, 2.0, 3.0, 4.0)}, ("over_sampling",),
+        preset=SGLANG,
     ),
     "slime_train_async": Framework(
         "slime", "`train_async.py`", "slime_train_async", "slime@624b824", "1, `--update-weights-interval`",
@@ -140,7 +148,11 @@ FRAMEWORKS: dict[str, Framework] = {
     ),
     "slime_fully_async": Framework(
         "slime", "`fully_async_rollout`", "slime_fully_async", "slime@624b824", "none", "aborted, prefilled again",
-        split_and(sglang_server_concurrency=(1, 2, 4, 8, 16, 512), update_weights_interval=(1, 2)), preset=SGLANG,
+        lambda batch: {
+            "rollout_share": SHARES, "sglang_server_concurrency": (1, batch.groups // 16, batch.groups // 8, 512),
+            "update_weights_interval": (1, 2),
+        },
+        ("rollout_share", "sglang_server_concurrency"), preset=SGLANG,
     ),
     "miles": Framework(
         "miles", "`--fully-async`", "miles_async", "miles@31f1ca9", "none, `--max-weight-staleness`", "stop, prefilled again",
@@ -149,49 +161,54 @@ FRAMEWORKS: dict[str, Framework] = {
             "data_buffer_capacity_factor": (0.5, 1.0, 2.0, 4.0), "max_weight_staleness": (None, 1, 2, 4),
             "pause_generation_mode": ("retract", "in_place"),
         },
+        ("rollout_share", "max_concurrent_samples"),
         preset=SGLANG,
     ),
     "areal": Framework(
         "AReaL", "", "areal", "AReaL 0.3 and its paper's launch files",
         "η = 8, `max_head_offpolicyness`; `max_concurrent_rollouts` 4 batches", "stop, prefilled again",
         lambda batch: {
-            "rollout_share": SHARES, "eta": (1, 2, 3, 4, 8), "max_concurrent": (batch.groups, 2 * batch.groups, None),
+            "rollout_share": SHARES, "eta": (1, 2, 4, 8), "max_concurrent": (batch.groups, 2 * batch.groups, None),
         },
-        lambda batch: {"on_stale": "train"}, preset=SGLANG,
+        ("rollout_share", "eta"), lambda batch: {"on_stale": "train"}, preset=SGLANG,
     ),
     "nemo_rl": Framework(
         "NeMo-RL 0.7", "`async_grpo`", "nemo_rl_async", "NeMo-RL v0.7.0", "1, `max_trajectory_age_steps`",
-        "go on, KV kept (its performance recipes)", split_and(max_age=(1, 2, 3, 4), in_flight=(True, False)), preset=NEMO_RL,
+        "go on, KV kept (its performance recipes)", split_and(max_age=(1, 2, 4), in_flight=(True, False)),
+        ("rollout_share", "max_age"), preset=NEMO_RL,
     ),
     "nemo_rl_main": Framework(
         "NeMo-RL main", "`async_grpo`", "nemo_rl_async", "NeMo-RL@7ea279a", "1, `max_trajectory_age_steps`",
-        "go on, KV kept (its performance recipes)", split_and(max_age=(1, 2, 3, 4), in_flight=(True, False)),
-        lambda batch: {"version": "main"}, preset=NEMO_RL,
+        "go on, KV kept (its performance recipes)", split_and(max_age=(1, 2, 4), in_flight=(True, False)),
+        ("rollout_share", "max_age"), lambda batch: {"version": "main"}, preset=NEMO_RL,
     ),
     "nemo_rl_controller": Framework(
         "NeMo-RL", "single controller", "nemo_rl_single_controller", "NeMo-RL@7ea279a",
         "1, `max_lookahead_versions`; 32 prompts at once", "go on, KV kept",
         lambda batch: {
-            "rollout_share": SHARES, "sampler": ("in_order", "ready_first", "windowed"), "window": (1, 2, 3, 4),
-            "max_inflight_prompts": (32, 64, 128, 256), "max_buffered_rollouts": (None, 512),
+            "rollout_share": SHARES, "sampler": ("in_order", "ready_first", "windowed"), "window": (1, 2, 4),
+            "max_inflight_prompts": (64, 128, 256, 32), "max_buffered_rollouts": (None, 512),
         },
+        ("window", "max_inflight_prompts"),
         lambda batch: {"min_groups_for_streaming_train": min(32, batch.groups)}, preset=NEMO_RL,
     ),
     "openrlhf": Framework(
         "OpenRLHF", "`--async_train`", "one_step_off",
         "no recipe has its name: one_step_off with a group at one engine, as `simrl init` reads its launch",
-        "1, `async_queue_size`", "the sync waits for the rollout", split_and(), lambda batch: {"dispatch": "round_robin_groups"},
+        "1, `async_queue_size`", "the sync waits for the rollout", split_and(),
+        entry=lambda batch: {"dispatch": "round_robin_groups"},
     ),
     "openrlhf_partial": Framework(
         "OpenRLHF", "`--partial_rollout`", "nemo_rl_async",
         "no recipe has its name: nemo_rl_async with a group at one engine, as `simrl init` reads its launch",
-        "1, `async_queue_size`", "go on, KV kept", split_and(max_age=(1, 2, 3, 4)),
-        lambda batch: {"dispatch": "round_robin_groups", "in_flight": True},
+        "1, `async_queue_size`", "go on, KV kept", split_and(max_age=(1, 2, 4)),
+        ("rollout_share", "max_age"), lambda batch: {"dispatch": "round_robin_groups", "in_flight": True},
     ),
     "roll": Framework(
         "ROLL", "`async_generation_ratio`", "roll_async", "ROLL@8eb27cc, its examples' ratio", "1, `async_generation_ratio`",
         "stop, prefilled again",
-        split_and(async_generation_ratio=(0.5, 1.0, 2.0, 3.0, 4.0), partial_gpu_mode=(False, True)),
+        split_and(async_generation_ratio=(1.0, 2.0, 4.0, 0.5), partial_gpu_mode=(False, True)),
+        ("rollout_share", "async_generation_ratio"),
     ),
     "rlinf": Framework(
         "RLinf", "`auto_scheduler`", "rlinf_dynamic", "RLinf@a3816b5", "0", "move to other engines, prefilled again",
@@ -201,10 +218,12 @@ FRAMEWORKS: dict[str, Framework] = {
     "prime_rl": Framework(
         "prime-rl", "", "prime_rl", "prime-rl@559b447", "8, `max_off_policy_steps`", "stop, KV kept",
         split_and(max_off_policy_steps=(3, 5, 8), max_inflight=(256, 512, 1024, 2048)),
+        ("rollout_share", "max_off_policy_steps"),
     ),
     "skyrl": Framework(
         "SkyRL", "`fully_async`", "skyrl_async", "SkyRL@a956457, 0.3", "4, `max_staleness_steps`", "stop, KV kept",
-        split_and(max_staleness_steps=(1, 2, 3, 4, 8)),
+        split_and(max_staleness_steps=(1, 2, 4, 8)),
+        ("rollout_share", "max_staleness_steps"),
     ),
     "trl": Framework(
         "TRL", "`AsyncGRPOTrainer`", "trl_async", "TRL 1.16, experimental", "4, `max_staleness`", "stop, KV kept",
@@ -213,10 +232,12 @@ FRAMEWORKS: dict[str, Framework] = {
             "max_inflight_tasks": (batch.responses // 2, batch.responses, 2 * batch.responses, None),
             "queue_maxsize": (128, 1024),
         },
+        ("rollout_share", "max_inflight_tasks"),
     ),
     "open_instruct": Framework(
         "Open-Instruct", "`grpo_fast`", "open_instruct", "Open-Instruct@e6c3044", "8, `async_steps`", "go on, KV kept",
-        split_and(async_steps=(1, 2, 3, 4, 8)),
+        split_and(async_steps=(1, 2, 4, 8)),
+        ("rollout_share", "async_steps"),
     ),
     "pipeline_rl": Framework(
         "PipelineRL", "", "pipeline_rl", "PipelineRL@58d3934", "none, `max_lag`; a full buffer drops", "stop, KV kept",
@@ -224,6 +245,7 @@ FRAMEWORKS: dict[str, Framework] = {
             "rollout_share": SHARES, "llm_max_rollouts": (16, 32, 64, 128),
             "max_lag": (None, batch.responses, 2 * batch.responses, 4 * batch.responses),
         },
+        ("rollout_share", "max_lag"),
     ),
 }  # fmt: skip
 
@@ -261,11 +283,10 @@ class Workload(NamedTuple):
             "warmup_steps": plain.warmup_steps * framework.updates,
         }
 
-    def at_defaults(self, framework: Framework, **more: Any) -> Scenario:
-        """Return the framework at its defaults; `more` are fields, with `__` for a dot."""
-        given = {key.replace("__", "."): value for key, value in more.items()}
+    def at_defaults(self, framework: Framework, preset: Mapping[str, str] = {}) -> Scenario:
+        """Return the framework at its defaults, with the page's constants or those of another preset."""
         entry = {"name": framework.system, **framework.entry(self.batch)}
-        return scenario_from(self.path, self.settings(framework) | given, entry)
+        return scenario_from(self.path, self.settings(framework) | {**preset}, entry)
 
 
 class Task(NamedTuple):
@@ -279,11 +300,13 @@ class Task(NamedTuple):
 
 def rows_of(task: Task) -> list[Row]:
     """Return the rows of a task: `default`, then `bounded` and `best` if they are searched, and `own`, the defaults with the
-    framework's own preset. A row has `error` in place of figures if it cannot be."""
+    framework's own preset (single-turn only, for the time). A row has `error` in place of figures if it cannot be."""
     framework, workload = FRAMEWORKS[task.framework], task.workload
     outcomes = Outcomes(task.keep, Measured(framework.updates))
 
-    def row(kind: str, outcome: Mapping[str, Any], changed: Mapping[str, Any], tried: int = 1) -> Row:
+    def row(
+        kind: str, outcome: Mapping[str, Any], changed: Mapping[str, Any], tried: int = 1
+    ) -> Row:
         return {
             "workload": workload.name, "framework": task.framework, "kind": kind,
             "settings": json.dumps(changed, sort_keys=True), "tried": tried,
@@ -292,13 +315,11 @@ def rows_of(task: Task) -> list[Row]:
 
     rows = [row("default", outcomes.of([Point(workload.at_defaults(framework))])[0], {})]
     if task.search:
-        rows += [
-            row(kind, {"row": option.row} if option else {"error": "no settled run keeps the bound"}, changes(option, framework, workload), tried)
-            for kind, (option, tried) in tuned(framework, workload, outcomes).items()
-        ]  # fmt: skip
-    if framework.preset:
-        given = {key.replace(".", "__"): value for key, value in framework.preset.items()}
-        own = Point(workload.at_defaults(framework, **given))
+        for kind, (option, tried) in tuned(framework, workload, outcomes).items():
+            outcome = {"row": option.row} if option else {"error": "no settled run"}
+            rows.append(row(kind, outcome, changes(option, framework, workload), tried))
+    if framework.preset and not workload.name.endswith("agents"):
+        own = Point(workload.at_defaults(framework, framework.preset))
         rows.append(row("own", outcomes.of([own])[0], {}))
     return rows
 
@@ -328,20 +349,41 @@ def tuned(
         }.items()
     }  # fmt: skip
     dimensions[SYSTEMS] = listed(SYSTEMS, [{"name": name, **fixed}])
-    for key, values in framework.keys(batch).items():
-        dimensions[f"{PARAMETER}{key}"] = listed(f"{PARAMETER}{key}", list(values))
-    space = make_space(workload.file, dimensions)
+    keys = dict(framework.keys(batch))
+    several = len(framework.grid) > 1
+    grid = {
+        key: _thinned(values) if several else values
+        for key, values in keys.items()
+        if key in framework.grid
+    }
+    defaults = {**parameters_of(name), **fixed}
+    space, coarse = (
+        make_space(workload.file, {**dimensions, **_dimensions(lists)})
+        for lists in (keys, {key: grid.get(key, (defaults[key],)) for key in keys})
+    )
     bounded = Goal(batch.responses, max_off_policyness=BOUND, settled=True)
-    searched = search(space, bounded, outcomes, FIRST, seed=0)
-    if not searched.whole:
-        polish(space, bounded, outcomes, searched, NEAR)
+    searched = search(coarse, bounded, outcomes, coarse.size or 1, seed=0)
+    assert searched.whole
+    polish(space, bounded, outcomes, searched, NEAR if keys else 0)
     first = next(iter(searched.allowed), None), searched.points
     free = Goal(batch.responses, settled=True)
     again = replace(searched, options=[_judged(option, free) for option in searched.options])
     again.sort()
-    if not searched.whole:
-        polish(space, free, outcomes, again, FURTHER)
+    polish(space, free, outcomes, again, FURTHER if keys else 0)
     return {"bounded": first, "best": (next(iter(again.allowed), None), again.points)}
+
+
+def _dimensions(lists: Mapping[str, Sequence[Any]]) -> dict[str, Dimension]:
+    return {
+        f"{PARAMETER}{key}": listed(f"{PARAMETER}{key}", list(values))
+        for key, values in lists.items()
+    }
+
+
+def _thinned(values: Sequence[Any]) -> Sequence[Any]:
+    """Return at most `WIDEST` values, without the last ones and, of five, without the first."""
+    surplus = max(len(values) - WIDEST, 0)
+    return values[surplus // 2 : len(values) - (surplus - surplus // 2)]
 
 
 def _judged(option: Option, goal: Goal) -> Option:

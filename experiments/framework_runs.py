@@ -50,7 +50,6 @@ NEAR, FURTHER = (
     4,
     3,
 )  # points around the best of the grid, and then around the best without the bound
-PRICELESS = "speculation"  # the drafter, which this page leaves out
 Row = dict[str, Any]
 
 
@@ -345,7 +344,7 @@ def tuned(
     dimensions = {
         key: listed(key, [value])
         for key, value in {
-            **workload.settings(framework), "cluster.tp": workload.plain.cluster.tp, f"{PARAMETER}{PRICELESS}": None,
+            **workload.settings(framework), "cluster.tp": workload.plain.cluster.tp, f"{PARAMETER}speculation": None,
         }.items()
     }  # fmt: skip
     dimensions[SYSTEMS] = listed(SYSTEMS, [{"name": name, **fixed}])
@@ -363,7 +362,12 @@ def tuned(
     )
     bounded = Goal(batch.responses, max_off_policyness=BOUND, settled=True)
     searched = search(coarse, bounded, outcomes, coarse.size or 1, seed=0)
-    assert searched.whole
+    for chosen in space.as_in_the_file():  # the defaults, which the grid may lack
+        point = space.point(chosen)
+        searched.chosen[point.hash] = chosen
+        if point.hash not in searched.seen:
+            searched.add(point, outcomes.of([point])[0], bounded)
+    searched.sort()
     polish(space, bounded, outcomes, searched, NEAR if keys else 0)
     first = next(iter(searched.allowed), None), searched.points
     free = Goal(batch.responses, settled=True)
@@ -411,7 +415,7 @@ _inputs = InputCache()  # of this process
 def row_of(prepared: Prepared, result: Result, updates: int) -> Row:
     """Return the figures of a run.
 
-    off_policyness_max         the largest staleness of a trained token, in batches (`staleness`)
+    off_policyness_max         largest staleness of a trained token, in batches (`staleness`)
     stale_mean, stale_p99      mean and 99th percentile over the trained tokens
     idle                       share of all GPU-seconds in which a GPU waits, for rollout or for training
     length_share               mean tokens of the trained responses over the mean of the trace's
@@ -440,14 +444,12 @@ def row_of(prepared: Prepared, result: Result, updates: int) -> Row:
         "stale_p99": percentile(age, tokens, 0.99),
         "off_policyness_max": int(age.max()),
         "carried_off_policyness_max": 0,  # those carried are counted among the others here
-        "off_policyness_mean": float(np.average(age, weights=tokens)),
         "idle": sum(s for (_, kind), s in gpu_s.items() if kind == "idle") / sum(gpu_s.values()),
         "rollout_bubble": row["rollout_bubble"],
         "train_idle": row["train_idle"],
         "dropped_share": row["dropped_share"],
         "length_share": trained / float(prepared.trace.column("response_tokens").mean()),
         "gpu_hours_per_1k_samples": row["gpu_hours_per_1k_samples"],
-        "cost_per_1k_samples": None,
         "settled": bool(row["settled"]),
         "drift": (late / late_s) / (early / early_s),
         "system": row["system"],

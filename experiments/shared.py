@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import subprocess
 import sys
@@ -17,6 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from simrl.errors import InputError
+from simrl.scenario.load import ScenarioFile, Setting
+from simrl.scenario.model import Scenario
 from simrl.trace.importers.logs import read_metrics
 from simrl.trace.importers.verl import trace_from_verl_metrics
 from simrl.trace.trace import Trace, write_trace
@@ -65,6 +68,26 @@ def write_parts(page: Path, parts: Mapping[str, Sequence[str]]) -> None:
             )
         text = before + begin + "\n" + "\n".join(lines) + "\n\n" + end + after
     page.write_text(text, encoding="utf-8")
+
+
+def write_rows(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Write rows as a CSV, with the keys of all of them as its columns."""
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(
+            file, list(dict.fromkeys(key for row in rows for key in row)), lineterminator="\n"
+        )
+        writer.writeheader()
+        for row in rows:
+            writer.writerow({k: f"{v:.5g}" if isinstance(v, float) else v for k, v in row.items()})
+
+
+def scenario_from(
+    path: Path, settings: Mapping[str, Any], system: str | Mapping[str, Any]
+) -> Scenario:
+    """Return the scenario of a file with these settings, under one system. Raise `InputError`."""
+    entry = {"name": system} if isinstance(system, str) else dict(system)
+    given = [Setting(key, value, path.name) for key, value in settings.items()]
+    return ScenarioFile(path, given).scenario([], entry)
 
 
 @contextmanager

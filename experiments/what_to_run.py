@@ -22,11 +22,10 @@ import typer
 from matplotlib.figure import Figure
 
 import simrl
-from experiments.shared import errors_in_a_line, markdown, write_parts
+from experiments.shared import errors_in_a_line, markdown, scenario_from, write_parts
 from simrl.analysis.gpu_hours import PARTS, waterfall
 from simrl.result.metrics import window
 from simrl.result.off_policyness import largest_off_policyness
-from simrl.scenario.load import ScenarioFile, Setting
 from simrl.scenario.model import Scenario
 from simrl.show.style import INK, PAPER, SAND, SERIES
 from simrl.simulate.cache import InputCache
@@ -169,8 +168,7 @@ AXES: Mapping[str, Axis] = {
 
 def scenario(settings: Settings, system: Mapping[str, Any]) -> Scenario:
     """Return the page's scenario with these settings. Raise `InputError`."""
-    given = [Setting(key, value, "what_to_run.py") for key, value in settings.items()]
-    return ScenarioFile(SCENARIO, given).scenario([], dict(system))
+    return scenario_from(SCENARIO, settings, system)
 
 
 class Table:

@@ -83,11 +83,11 @@ class Framework(NamedTuple):
     grid: Sequence[str] = ("rollout_share",)
     entry: Callable[[Batch], Mapping[str, Any]] = lambda batch: {}
     updates: int = 1
-    preset: Mapping[str, str] = {}
+    preset: Mapping[str, Any] = {}
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.mode}" if self.mode else self.name
+        return f"{self.name} {self.mode}".rstrip()
 
 
 def split_and(**keys: Sequence[Any]) -> Keys:
@@ -96,10 +96,10 @@ def split_and(**keys: Sequence[Any]) -> Keys:
 
 
 SGLANG = {"engine.preset": "sglang-0.5"}
-NEMO_RL = {"framework": "nemo-rl-0.6"}
+NEMO_RL = {"framework": "nemo-rl-0.6", "training.tensor_parallel": 2}  # which divides the weights
 FRAMEWORKS: dict[str, Framework] = {
     "colocated": Framework(
-        "Colocated", "any framework", "verl_colocated",
+        "Colocated", "", "verl_colocated",
         "verl ≤ 0.8 `main_ppo`; slime `--colocate`, OpenRLHF's hybrid engine, synchronous NeMo-RL and SkyRL alike",
         "0", "nothing runs",
     ),
@@ -282,7 +282,7 @@ class Workload(NamedTuple):
             "warmup_steps": plain.warmup_steps * framework.updates,
         }
 
-    def at_defaults(self, framework: Framework, preset: Mapping[str, str] = {}) -> Scenario:
+    def at_defaults(self, framework: Framework, preset: Mapping[str, Any] = {}) -> Scenario:
         """Return the framework at its defaults, with the page's constants or those of another preset."""
         entry = {"name": framework.system, **framework.entry(self.batch)}
         return scenario_from(self.path, self.settings(framework) | {**preset}, entry)

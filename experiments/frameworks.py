@@ -211,6 +211,8 @@ def marks(row: Row) -> str:
 
 
 def workload_table(table: Table, workload: str, kind: str) -> list[str]:
+    if not any((workload, name, kind) in table for name in FRAMEWORKS):
+        return ["Not searched: `python -m experiments.frameworks` without `--defaults` does."]
     rows = figures(table, workload, kind)
     first = table[workload, REFERENCE, "default"]
     heads = [

@@ -47,7 +47,7 @@ WAITING = ("one_step_off", "slime_train_async", "openrlhf")  # for a whole batch
 WASTED = 0.1  # of the tokens; more is worth a warning
 DRIFT = 0.15  # between the samples a second of the window's halves; more is marked
 SHORTER = 0.95  # of the data's mean length; less is marked
-LABELLED = 0.4  # of the fastest; slower ones have no name in the picture
+LABELLED = 0.45  # of the fastest; slower ones have no name in the picture
 SLOWEST = ("slime_fully_async", "trl", "open_instruct")  # begin first
 CHECKED = [("dense", "colocated"), ("dense", "prime_rl"), ("moe_agents", "one_step_off")]
 TEXTS = ("workload", "framework", "kind", "settings", "system", "error")
@@ -396,7 +396,7 @@ def label(ax: Axes, rows: Mapping[str, Row]) -> None:
         at = max(rate, max((y for x, y in free.items() if abs(x - age) < 0.6 * age), default=0.0))
         free[age] = at + 0.035 * top
         ax.annotate(
-            FRAMEWORKS[name].title.replace("`", ""), (age, rate), xytext=(age * 1.06 + 0.05, at),
+            FRAMEWORKS[name].title.replace("`", ""), (age, rate), xytext=(age + (0.15 if age < 8 else 0.08 * age), at),
             fontsize=6.5, color=INK, va="center",
         )  # fmt: skip
 

@@ -83,11 +83,11 @@ class Framework(NamedTuple):
     grid: Sequence[str] = ("rollout_share",)
     entry: Callable[[Batch], Mapping[str, Any]] = lambda batch: {}
     updates: int = 1
-    preset: Mapping[str, str] = {}
+    preset: Mapping[str, Any] = {}
 
     @property
     def title(self) -> str:
-        return f"{self.name}, {self.mode}" if self.mode else self.name
+        return f"{self.name} {self.mode}".rstrip()
 
 
 def split_and(**keys: Sequence[Any]) -> Keys:
@@ -96,10 +96,10 @@ def split_and(**keys: Sequence[Any]) -> Keys:
 
 
 SGLANG = {"engine.preset": "sglang-0.5"}
-NEMO_RL = {"framework": "nemo-rl-0.6"}
+NEMO_RL = {"framework": "nemo-rl-0.6", "training.tensor_parallel": 2}  # which divides the weights
 FRAMEWORKS: dict[str, Framework] = {
     "colocated": Framework(
-        "Colocated", "any framework", "verl_colocated",
+        "Colocated", "", "verl_colocated",
         "verl ≤ 0.8 `main_ppo`; slime `--colocate`, OpenRLHF's hybrid engine, synchronous NeMo-RL and SkyRL alike",
         "0", "nothing runs",
     ),
@@ -148,10 +148,10 @@ FRAMEWORKS: dict[str, Framework] = {
     "slime_fully_async": Framework(
         "slime", "`fully_async_rollout`", "slime_fully_async", "slime@624b824", "none", "aborted, prefilled again",
         lambda batch: {
-            "rollout_share": SHARES, "sglang_server_concurrency": (1, batch.groups // 16, batch.groups // 8, 512),
+            "rollout_share": SHARES, "sglang_server_concurrency": (1, batch.groups // 16, batch.groups // 8, batch.groups // 4),
             "update_weights_interval": (1, 2),
         },
-        ("rollout_share", "sglang_server_concurrency"), preset=SGLANG,
+        ("rollout_share", "sglang_server_concurrency"),
     ),
     "miles": Framework(
         "miles", "`--fully-async`", "miles_async", "miles@31f1ca9", "none, `--max-weight-staleness`", "stop, prefilled again",
@@ -282,7 +282,7 @@ class Workload(NamedTuple):
             "warmup_steps": plain.warmup_steps * framework.updates,
         }
 
-    def at_defaults(self, framework: Framework, preset: Mapping[str, str] = {}) -> Scenario:
+    def at_defaults(self, framework: Framework, preset: Mapping[str, Any] = {}) -> Scenario:
         """Return the framework at its defaults, with the page's constants or those of another preset."""
         entry = {"name": framework.system, **framework.entry(self.batch)}
         return scenario_from(self.path, self.settings(framework) | {**preset}, entry)
@@ -312,9 +312,10 @@ def rows_of(task: Task) -> list[Row]:
             **(outcome.get("row") or {"error": outcome["error"]}),
         }  # fmt: skip
 
-    rows = [row("default", outcomes.of([Point(workload.at_defaults(framework))])[0], {})]
+    (at_defaults,) = outcomes.of([Point(workload.at_defaults(framework))])
+    rows = [row("default", at_defaults, {})]
     if task.search:
-        for kind, (option, tried) in tuned(framework, workload, outcomes).items():
+        for kind, (option, tried) in tuned(framework, workload, outcomes, at_defaults).items():
             outcome = {"row": option.row} if option else {"error": "no settled run"}
             rows.append(row(kind, outcome, changes(option, framework, workload), tried))
     if framework.preset and not workload.name.endswith("agents"):
@@ -333,7 +334,7 @@ def changes(option: Option | None, framework: Framework, workload: Workload) -> 
 
 
 def tuned(
-    framework: Framework, workload: Workload, outcomes: Outcomes
+    framework: Framework, workload: Workload, outcomes: Outcomes, at_defaults: Mapping[str, Any]
 ) -> dict[str, tuple[Option | None, int]]:
     """Return the fastest settled option with staleness of at most `BOUND` batches, and without a bound, each with the number of
     points that were tried; None if there is none."""
@@ -362,11 +363,12 @@ def tuned(
     )
     bounded = Goal(batch.responses, max_off_policyness=BOUND, settled=True)
     searched = search(coarse, bounded, outcomes, coarse.size or 1, seed=0)
-    for chosen in space.as_in_the_file():  # the defaults, which the grid may lack
-        point = space.point(chosen)
-        searched.chosen[point.hash] = chosen
-        if point.hash not in searched.seen:
-            searched.add(point, outcomes.of([point])[0], bounded)
+    if all(defaults[key] in values for key, values in keys.items()):
+        for chosen in space.as_in_the_file():  # the defaults, which the grid may lack
+            point = space.point(chosen)
+            searched.chosen[point.hash] = chosen
+            if point.hash not in searched.seen:
+                searched.add(point, at_defaults, bounded)
     searched.sort()
     polish(space, bounded, outcomes, searched, NEAR if keys else 0)
     first = next(iter(searched.allowed), None), searched.points

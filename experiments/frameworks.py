@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from matplotlib.axes import Axes
 
 from experiments.framework_runs import (
     BOUND,
@@ -45,6 +46,7 @@ WAITING = ("one_step_off", "slime_train_async", "openrlhf")  # for a whole batch
 WASTED = 0.1  # of the tokens; more is worth a warning
 DRIFT = 0.15  # between the samples a second of the window's halves; more is marked
 SHORTER = 0.95  # of the data's mean length; less is marked
+LABELLED = 0.45  # of the fastest; slower ones have no name in the picture
 SLOWEST = ("slime_fully_async", "trl", "open_instruct")  # begin first
 CHECKED = [("dense", "colocated"), ("dense", "prime_rl"), ("moe_agents", "one_step_off")]
 TEXTS = ("workload", "framework", "kind", "settings", "system", "error")
@@ -208,6 +210,8 @@ def marks(row: Row) -> str:
 
 
 def workload_table(table: Table, workload: str, kind: str) -> list[str]:
+    if not any((workload, name, kind) in table for name in FRAMEWORKS):
+        return ["Not searched: `python -m experiments.frameworks` without `--defaults` does."]
     rows = figures(table, workload, kind)
     first = table[workload, REFERENCE, "default"]
     heads = [
@@ -362,26 +366,38 @@ def picture(rows: Sequence[Row]) -> Any:
     names = dict.fromkeys(framework.name for framework in FRAMEWORKS.values())
     colours = {name: SERIES[i % len(SERIES)] for i, name in enumerate(names)}
     for ax, workload in zip(axes, WORKLOADS, strict=True):
-        top = fastest(figures(table, workload, "default"))[1]["samples_per_s"]
         for kind in KINDS:
             for name, row in figures(table, workload, kind).items():
                 colour = colours[FRAMEWORKS[name].name]
                 look = {"facecolors": "none" if kind == "default" else colour, "edgecolors": colour}
                 ax.scatter(row["off_policyness_max"], row["samples_per_s"], s=34, alpha=0.9, **look)
-                if kind == "default" and row["samples_per_s"] > 0.45 * top:
-                    ax.annotate(
-                        FRAMEWORKS[name].title.replace("`", ""), (row["off_policyness_max"], row["samples_per_s"]),
-                        xytext=(5, 3), textcoords="offset points", fontsize=6.5, color=INK,
-                    )  # fmt: skip
+        label(ax, figures(table, workload, "default"))
         ax.axvline(BOUND, color=FAINT, linewidth=0.8, linestyle=":")
         ax.set_xscale("symlog", linthresh=8, linscale=1.6)
         ax.set_xticks([0, 1, 2, 4, 8, 16], ["0", "1", "2", "4", "8", "16"])
+        ax.set_xlim(-0.7, 60)
         ax.set_ylim(bottom=0)
         ax.set_title(WORKLOADS[workload], fontsize="medium", color=BLACK)
         ax.set_xlabel("worst staleness [batches]")
         ax.set_ylabel("trained samples/s")
         quiet(ax, "both", labelsize="small")
     return figure
+
+
+def label(ax: Axes, rows: Mapping[str, Row]) -> None:
+    """Name the faster points, each label above the one below it."""
+    top = fastest(rows)[1]["samples_per_s"]
+    free: dict[float, float] = {}  # the lowest place for a label, by the worst staleness
+    for name in sorted(rows, key=lambda name: float(rows[name]["samples_per_s"])):
+        age, rate = rows[name]["off_policyness_max"], rows[name]["samples_per_s"]
+        if rate < LABELLED * top:
+            continue
+        at = max(rate, max((y for x, y in free.items() if abs(x - age) < 0.6 * age), default=0.0))
+        free[age] = at + 0.035 * top
+        ax.annotate(
+            FRAMEWORKS[name].title.replace("`", ""), (age, rate), xytext=(age + (0.15 if age < 8 else 0.08 * age), at),
+            fontsize=6.5, color=INK, va="center",
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

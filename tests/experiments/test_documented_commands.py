@@ -159,7 +159,8 @@ def script(command: str) -> str:
     if " -m " not in command:
         return command.split()[1]
     name = command.split()[2].replace(".", "/")
-    return f"{name}/__main__.py" if (ROOT / name).is_dir() else f"{name}.py"
+    main = f"{name}/__main__.py"  # a folder may also hold what a script of its name writes
+    return main if (ROOT / main).is_file() else f"{name}.py"
 
 
 @pytest.fixture(scope="module")

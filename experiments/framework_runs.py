@@ -47,8 +47,8 @@ BOUND = 4  # batches: the largest staleness of the bounded search
 SHARES = (0.375, 0.5, 0.625, 0.75, 0.875)
 WIDEST = 3  # values of a key in a grid of several keys
 NEAR, FURTHER = (
-    4,
-    3,
+    2,
+    1,
 )  # points around the best of the grid, and then around the best without the bound
 Row = dict[str, Any]
 

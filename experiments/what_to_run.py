@@ -133,7 +133,6 @@ def _turns(number: int) -> Settings:
 
 MODELS: Mapping[str, Settings] = {
     "qwen3-8b": {},
-    "qwen3-32b": {"model": "qwen3-32b", "cluster.tp": 4, "training.sequence_parallel": 4},
     "qwen3-30b-a3b": {
         "model": "qwen3-30b-a3b",
         "cluster.tp": 2,
@@ -159,9 +158,9 @@ AXES: Mapping[str, Axis] = {
         "responses a GPU and update", (4, 16, 64), 16, lambda x: _prompts(max(x * GPUS // GROUP, 1))
     ),
     "gpus": Axis(
-        "GPUs, 16 responses each", (16, 64, 256), GPUS, lambda x: {"cluster.gpus": x, **_prompts(x)}
+        "GPUs, 16 responses each", (16, 64, 128), GPUS, lambda x: {"cluster.gpus": x, **_prompts(x)}
     ),
-    "turns": Axis("turns, 4,000 tokens in all, a tool of 5 s between them", (1, 8), 1, _turns),
+    "turns": Axis("turns, 4,000 tokens in all, a tool of 5 s between them", (1, 4), 1, _turns),
     "model": Axis("model", tuple(MODELS), "qwen3-8b", lambda x: MODELS[x]),
 }
 
@@ -310,7 +309,7 @@ def combine(outcomes: Outcomes, table: Table, rows: Sequence[Row]) -> list[dict[
     the choice rests on."""
     answers = []
     for bound, most in BOUNDS.items():
-        pipelines = [row for row in best_of_each(within(rows, most))[:6]]
+        pipelines = [row for row in best_of_each(within(rows, most))[:4]]
         entries = [{"name": r["name"], **r["parameters"]} for r in pipelines]
         drafted = [
             {**entry, **({} if drafter == "none" else {"speculation": drafter})}
@@ -338,7 +337,7 @@ def combine(outcomes: Outcomes, table: Table, rows: Sequence[Row]) -> list[dict[
             ],
             most,
         )
-        rivals = [best[0], *(r for r in best_of_each(best) if r is not best[0])][:4]
+        rivals = [best[0], *(r for r in best_of_each(best) if r is not best[0])][:3]
         rivals += [r for r in best if drafter_of(r) == "none"][:1]
         answers.append(
             {

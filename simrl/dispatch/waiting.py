@@ -209,6 +209,4 @@ class Places:
         their lengths."""
         if self._kv_tokens is not None:
             return int(self.free().any())
-        if self._most == _NO_LIMIT:
-            return _NO_LIMIT if self.active.any() else 0
         return int(np.maximum(self._most - self.unfinished[self.active], 0).sum())

@@ -291,7 +291,7 @@ class Dispatcher:
     @property
     def active(self) -> list[int]:
         """The workers that take samples."""
-        return list(map(int, np.flatnonzero(self._places.active)))
+        return list(np.flatnonzero(self._places.active).tolist())
 
     @property
     def number_active(self) -> int:

@@ -143,7 +143,7 @@ class _SubBatches:
         the same weights."""
         dispatcher = self._run.dispatcher
         ramping: dict[int, dict[int, int]] = defaultdict(dict)
-        for worker in sorted(self._ramping.intersection(dispatcher.active)):
+        for worker in sorted(self._ramping and self._ramping.intersection(dispatcher.active)):
             ramping[self._at[worker].version][worker] = len(self._at[worker].left)
         for workers in ramping.values():
             for source, destination in consolidate(

@@ -25,8 +25,8 @@ def batches_ahead(stream: GroupStream, *, ahead: int, at_once: Callable[[int], i
 def responses_in_flight(stream: GroupStream, *, waiting: int) -> int:
     """Return how many responses may start now, once all of the groups before have started; 0 while
     `waiting` responses wait in the buffer."""
-    buffered = sum(len(group.rollouts) for group in stream.buffer)
-    return stream.run.dispatcher.free if buffered < waiting else 0
+    free = stream.run.dispatcher.free  # first: it is 0 at nearly all calls
+    return free if free and sum(len(group.rollouts) for group in stream.buffer) < waiting else 0
 
 
 def within_lag(stream: GroupStream, *, lag: int | None) -> int:

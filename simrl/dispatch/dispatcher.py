@@ -236,7 +236,7 @@ class Dispatcher:
                 self._workers[job.copy.worker].abort(sample)
             return
         job.destination = worker
-        if job.copy is None and job.shelf is not self._waiting.outside:
+        if job.copy is None and sample.uid in self._waiting.in_flight:
             self._waiting.take_out(job)
             self._go_on(job)
             self._feed()
@@ -589,7 +589,8 @@ class Dispatcher:
             if done.value.sample.uid in self.programs.all:
                 self.programs.release(done.value.sample.uid)
             self._waiting.in_flight.discard(done.value.sample.uid)
-            self.limit(self._waiting.most)
+            if self._waiting.outside or self._waiting.evaluations:
+                self.limit(self._waiting.most)
 
     def _fire_if_empty(self, worker: int) -> None:
         if self._copies[worker]:

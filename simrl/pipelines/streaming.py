@@ -124,6 +124,7 @@ class GroupStream:
         `InputError` if the rule counts dropped groups, or has no bound."""
         if self._room is None or self.paused:
             return
+        self._begin()  # other responses than its own may have made place
         run, start = self.run, self.submitted
         most = (run.steps + FURTHEST_AHEAD) * run.workload.batch_groups
         first = room = self._checked_room(self._room)
@@ -172,7 +173,8 @@ class GroupStream:
         for number in sorted(self.running, reverse=True):
             if responses <= 0:
                 return
-            responses -= self.run.dispatcher.started(self._at_workers[number].samples)
+            if number in self._at_workers:
+                responses -= self.run.dispatcher.started(self._at_workers[number].samples)
             self.evict([number])
 
     def _checked_room(self, rule: Callable[[], int]) -> int:
@@ -330,8 +332,13 @@ class GroupStream:
         are not submitted before `admit`."""
         for number in numbers:
             del self.running[number]
-            self._evicted.add(number)
             self.dropped += 1
+            if number not in self._at_workers:
+                rollouts = dict(self._in_pool)[number]
+                self._in_pool.remove((number, rollouts))
+                self.run.recorder.dropped(rollouts or [])
+                continue
+            self._evicted.add(number)
             at_workers = self._at_workers[number]
             self._count_stale(len(at_workers.samples))
             if not at_workers.over.triggered:

@@ -451,7 +451,7 @@ class Judge:
         self._scores.update(
             (rollout.sample.uid, self._ask([rollout]))
             for rollout in rollouts
-            if self._config.per == "response"
+            if self._config.per == "response" and not rollout.sample.is_evaluation
         )
 
     def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:

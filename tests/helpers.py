@@ -292,6 +292,9 @@ def watch(prepared: Prepared) -> Watched:
         patch("simrl.simulate.run.Recorder", keeping(Recorder, recorders)),
     ):
         watched.result = simulate_prepared(prepared)
+        watched.workers = [  # the policy's, not a judge's
+            worker for worker in watched.workers if worker._recorder is recorders[0]
+        ]
         watched.responses = workloads[0].responses
     return watched
 

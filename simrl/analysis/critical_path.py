@@ -21,7 +21,7 @@ import numpy as np
 
 from simrl.analysis.gpu_hours import SYNC, TRAINS
 from simrl.result.result import Result
-from simrl.result.timeline import spans
+from simrl.result.timeline import rolls_out, spans
 
 SAME_S = 1e-9  # relative: instants that differ only by rounding
 MOST_LINKS = 100_000
@@ -121,7 +121,9 @@ class Paths:
         events = [_Event(link, link.where) for link in links]
         ends = {(link.where, link.started_s): link.ended_s for link in links}
         row_of = {uid: row for row, uid in enumerate(samples["uid"])}
-        of_number = {lane.name.rpartition("-")[2]: lane.name for lane in timeline.lanes}
+        of_number = {
+            lane.name.rpartition("-")[2]: lane.name for lane in timeline.lanes if rolls_out(lane)
+        }
         parts = (
             result.segments.column(n).to_pylist()
             for n in ("uid", "worker", "started_s", "ended_s", "tokens")
@@ -139,8 +141,11 @@ class Paths:
             (e for e in events if e.link.ended_s > e.link.started_s), key=lambda e: e.link.ended_s
         )
         self._ended_s = [e.link.ended_s for e in self._events]
-        generated = [e.link for e in self._events if e.link.kind == "generate"]
-        token_s = [(link.ended_s - link.started_s) / max(link.tokens, 1) for link in generated]
+        token_s = [
+            (e.link.ended_s - e.link.started_s) / max(e.link.tokens, 1)
+            for e in self._events
+            if e.link.kind == "generate"
+        ]
         self._near_s = 2 * float(np.median(token_s)) if token_s else 0.0
 
     def of(self, step: int) -> CriticalPath:
@@ -154,6 +159,9 @@ class Paths:
             if event is None:
                 links.append(PathLink("unknown", "", 0.0, at_s))
                 break
+            if gap == "judge" and self._reward_s:  # after the judge's score, which it reads
+                links.append(PathLink("reward", event.lane, at_s - self._reward_s, at_s))
+                at_s -= self._reward_s
             if gap and event.link.ended_s < at_s:
                 links.append(PathLink(gap, event.lane, event.link.ended_s, at_s))
             if event.link.ended_s <= begin_s:

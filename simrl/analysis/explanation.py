@@ -200,16 +200,21 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
 
 
 def _pools(metadata: Mapping[str, Any]) -> Iterator[PoolShare]:
-    """Yield the pools for rollout and for training where training has a pool of its own."""
+    """Yield the pools for rollout, for training and for a standalone judge where training has a
+    pool of its own."""
     cluster = metadata["scenario"]["cluster"]
     if (pool := cluster.get("train")) is None:
         return
-    hours, train = metadata["end_s"] / 3600, metadata["train_gpus"]
+    judge = metadata["scenario"].get("judge") or {}
+    hours, train, judges = metadata["end_s"] / 3600, metadata["train_gpus"], judge.get("gpus") or 0
     of_uses = (
-        ("rollout", metadata["gpus"] - train, cluster["gpu"]),
+        ("rollout", metadata["gpus"] - train - judges, cluster["gpu"]),
         ("training", train, pool.get("gpu") or cluster["gpu"]),
+        *([("judge", judges, judge.get("gpu") or cluster["gpu"])] if judges else []),
     )
-    for (use, gpus, kind), price in zip(of_uses, prices(cluster), strict=True):
+    for (use, gpus, kind), price in zip(
+        of_uses, (*prices(cluster), prices({**cluster, "train": judge})[1]), strict=False
+    ):
         yield PoolShare(use, gpus, kind, gpus * hours, gpus * hours * (price or 0.0))
 
 

@@ -116,8 +116,10 @@ class Dispatcher:
         has; `to` is of all samples in a row, None for those that the rule places."""
         before = partials or [[None] * len(group) for group in groups]
         counts: Sequence[int | None] = needed or [None] * len(groups)
-        described = zip(groups, before, counts, strict=True)
-        runs = [GroupRun(*group, self._env.event(), self._env.event()) for group in described]
+        runs = [
+            GroupRun(*group, self._env.event(), self._env.event())
+            for group in zip(groups, before, counts, strict=True)
+        ]
         idle = not self._jobs and not len(self._waiting.queue) and bool(self._places.active.all())
         cuts = [
             most
@@ -203,8 +205,10 @@ class Dispatcher:
             ):
                 self._hand_back(job, job.partial)
             else:
-                shelves = self._waiting.outside, self._waiting.evaluations
-                self._waiting.shelve(job, shelves[sample.is_evaluation])
+                self._waiting.shelve(
+                    job,
+                    self._waiting.evaluations if sample.is_evaluation else self._waiting.outside,
+                )
         self.limit(self._waiting.most)
         return events
 
@@ -236,7 +240,7 @@ class Dispatcher:
                 self._workers[job.copy.worker].abort(sample)
             return
         job.destination = worker
-        if job.copy is None and job.shelf is not self._waiting.outside:
+        if job.copy is None and sample.uid in self._waiting.in_flight:
             self._waiting.take_out(job)
             self._go_on(job)
             self._feed()
@@ -589,7 +593,8 @@ class Dispatcher:
             if done.value.sample.uid in self.programs.all:
                 self.programs.release(done.value.sample.uid)
             self._waiting.in_flight.discard(done.value.sample.uid)
-            self.limit(self._waiting.most)
+            if self._waiting.outside or self._waiting.evaluations:
+                self.limit(self._waiting.most)
 
     def _fire_if_empty(self, worker: int) -> None:
         if self._copies[worker]:

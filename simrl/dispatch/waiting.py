@@ -7,7 +7,7 @@ sample, so a job taken out of the queue leaves a void entry there.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
@@ -100,8 +100,9 @@ class Waiting:
         self.queue = queue
         self.for_worker: list[dict[int, Job]] = [{} for _ in range(workers)]
         self.for_weights: dict[int, Job] = {}
-        self.outside: dict[int, Job] = {}  # in the order of their submission
-        self.evaluations: dict[int, Job] = {}  # as outside; `prefers`: they start first
+        # In the order of their submission. A dict would get slower with each first job taken out.
+        self.outside: OrderedDict[int, Job] = OrderedDict()
+        self.evaluations: OrderedDict[int, Job] = OrderedDict()  # `prefers`: they start first
         self.prefers, self.held = True, False  # held: no job of training starts
         self.most = _NO_LIMIT if most is None else most
         self.in_flight: set[int] = set()

@@ -9,7 +9,7 @@ counted, and what bounds it, is a rule of the system (`simrl.pipelines.words`,
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -81,7 +81,8 @@ class GroupStream:
         self._evicted: set[int] = set()
         # groups that begin next, before new ones: number and what they have
         self._in_line: deque[tuple[int, list[Rollout]]] = deque()
-        self._in_pool: deque[tuple[int, list[Rollout] | None]] = deque()  # that run and begin next
+        # that run and begin next
+        self._in_pool: OrderedDict[int, list[Rollout] | None] = OrderedDict()
         # whether a group of which no response may start waits in the pool, undrawn
         self.begins_late = False
         self._finished: dict[int, list[Rollout]] = {}  # of running groups that were taken back
@@ -124,6 +125,7 @@ class GroupStream:
         `InputError` if the rule counts dropped groups, or has no bound."""
         if self._room is None or self.paused:
             return
+        self._begin()  # other responses than its own may have made place
         run, start = self.run, self.submitted
         most = (run.steps + FURTHEST_AHEAD) * run.workload.batch_groups
         first = room = self._checked_room(self._room)
@@ -134,7 +136,7 @@ class GroupStream:
                     f"{run.steps * run.workload.batch_groups}; let the room fall with each group, such as "
                     "(version + 1 + ahead) * batch - GroupStream.kept"
                 )
-            self._in_pool.append(self._next())
+            self._in_pool.update([self._next()])
             self._begin()
             room = self._checked_room(self._room)
         self.on_admitted()
@@ -143,7 +145,7 @@ class GroupStream:
         """Begin groups of the pool, in its order; with `begins_late`, only while a response may start."""
         dispatcher = self.run.dispatcher
         while self._in_pool and not (self.begins_late and dispatcher.is_full):
-            number, rollouts = self._in_pool.popleft()
+            number, rollouts = self._in_pool.popitem(last=False)
             left = self._left(number, self._drawn() if rollouts is None else rollouts)
             self._follow(number, self._at_work(left))
 
@@ -172,7 +174,8 @@ class GroupStream:
         for number in sorted(self.running, reverse=True):
             if responses <= 0:
                 return
-            responses -= self.run.dispatcher.started(self._at_workers[number].samples)
+            at_workers = self._at_workers.get(number)  # None: it waits in the pool
+            responses -= self.run.dispatcher.started(at_workers.samples if at_workers else ())
             self.evict([number])
 
     def _checked_room(self, rule: Callable[[], int]) -> int:
@@ -330,8 +333,11 @@ class GroupStream:
         are not submitted before `admit`."""
         for number in numbers:
             del self.running[number]
-            self._evicted.add(number)
             self.dropped += 1
+            if number in self._in_pool:
+                self.run.recorder.dropped(self._in_pool.pop(number) or [])
+                continue
+            self._evicted.add(number)
             at_workers = self._at_workers[number]
             self._count_stale(len(at_workers.samples))
             if not at_workers.over.triggered:

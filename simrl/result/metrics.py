@@ -213,7 +213,13 @@ def summary(
         and age <= warmup_steps + 0.1,
         "gpu_hours_per_1k_samples": gpu_hours,
         "cost_per_1k_samples": gpu_hours * (cost_per_gpu_hour + dearer) or None,
-        **_of_pools(gpu_hours, result.metadata, cost_per_gpu_hour, train_cost_per_gpu_hour),
+        **_of_pools(
+            gpu_hours,
+            result.metadata,
+            cost_per_gpu_hour,
+            train_cost_per_gpu_hour,
+            gpu_hours * dearer,
+        ),
         "speculation": speculation["method"] if speculation else "none",
         "acceptance_rate": accepted / drafted if drafted else None,
         "speculation_rate": accepted / max(generated, 1),
@@ -304,14 +310,18 @@ def _of_drafts(result: Result) -> dict[str, Any]:
 
 
 def _of_pools(
-    gpu_hours: float, metadata: Mapping[str, Any], price: float, train_price: float | None
+    gpu_hours: float,
+    metadata: Mapping[str, Any],
+    price: float,
+    train_price: float | None,
+    more: float,
 ) -> dict[str, Any]:
     """Return the training pool's part of the GPU-hours of 1,000 samples and of their cost, and this
-    cost; nothing where all GPUs have one price."""
+    cost, `more` for a judge included; nothing where training has no pool of its own."""
     if train_price is None:
         return {}
     train_hours = gpu_hours * metadata["train_gpus"] / metadata["gpus"]
-    cost = (gpu_hours - train_hours) * price + train_hours * train_price
+    cost = (gpu_hours - train_hours) * price + train_hours * train_price + more
     return {
         "cost_per_1k_samples": cost or None,
         "train_gpu_hours_per_1k_samples": train_hours,

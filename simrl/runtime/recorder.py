@@ -104,7 +104,7 @@ class Recorder:
         """Record rollouts that the dispatcher returns. A done one is final, also if copies of its
         sample still run."""
         self._rollouts.update((rollout.sample.uid, rollout) for rollout in rollouts)
-        finished = [rollout for rollout in rollouts if rollout.done]
+        finished = [rollout for rollout in rollouts if rollout.done and not self.is_back(rollout)]
         self._finished.update(rollout.sample.uid for rollout in finished)
         self.on_finished(finished)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Concatenate, NamedTuple, ParamSpec
 
@@ -77,6 +77,16 @@ def simulated_workers(
     for generation, _ in fleets.values():
         generation.workers += workers
     return workers
+
+
+def cache_totals(workers: Iterable[SimulatedWorker]) -> dict[str, int]:
+    """Return the tokens that all engines were asked to find, that they found, and that they
+    computed."""
+    totals = [engine.totals for worker in workers for engine in worker.engines]
+    return {
+        name: sum(engine[name] for engine in totals)
+        for name in ("lookup_tokens", "hit_tokens", "prefill_tokens")
+    }
 
 
 def at_boundary(

@@ -83,6 +83,8 @@ class Evaluator:
             on_fire(end, self._response_ended)
         yield gather(self._run.env, ends)
         self._run.dispatcher.hold(False, self._config.prefer == "eval")
+        if (stream := self._run.recorder.facts.get("stream")) is not None:
+            stream.admit()  # what was held back had no room
 
     def _response_ended(self, end: Any) -> None:
         """Let groups begin in the place of a response."""

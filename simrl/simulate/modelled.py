@@ -74,6 +74,7 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
         and not divided,
         f"the {prefix:,} tokens that all prompts share are found within a group alone": shared,
         "a prefix cache of layers with windows or states: engines have one, here none is used": uncached,
+        "programs that are taken back from their workers: they go on as new programs": prepared.system.dispatch.programs,
         "SGLang's scheduler and radix cache: passes and blocks are vLLM's": name.startswith(
             "sglang"
         )

@@ -638,6 +638,11 @@ def _require_evaluable(prepared: Prepared) -> None:
             f"{place} trains on the GPUs that roll out, so nothing runs beside training; use when: between_steps",
         ),
         (
+            system.dispatch.programs and not prepared.evaluates_beside,
+            f"{place} admits programs, and those of training that wait for room would start during an evaluation between "
+            "steps; use when: beside_training, or another system.dispatch",
+        ),
+        (
             has_own and (prepared.drafts or prepared.tail),
             f"{place} drafts from the text of the workload; leave out evaluation.lengths, so that its prompts are taken",
         ),

@@ -4,7 +4,7 @@ closes open spans."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
@@ -17,7 +17,6 @@ from simpy.core import EmptySchedule
 
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.elastic import ElasticPool, adapt
-from simrl.dispatch.rules import DISPATCHES
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
 from simrl.errors import InputError, StoppedError
@@ -28,26 +27,28 @@ from simrl.profile.rollout_times import RolloutTimes
 from simrl.result.result import PREFILL_LANE, REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
-from simrl.runtime.events import Signal, gather, once_an_instant
 from simrl.runtime.faults import inject
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
-from simrl.runtime.rollout import Rollout
 from simrl.runtime.simulated_trainer import SimulatedRewarder, SimulatedTrainer
-from simrl.runtime.simulated_worker import SimulatedWorker, simulated_workers as worker_fleet
+from simrl.runtime.simulated_worker import (
+    SimulatedWorker,
+    cache_totals,
+    simulated_workers as worker_fleet,
+)
 from simrl.runtime.spot_trainer import spot_trainer
 from simrl.runtime.trainer import Rewarder, Trainer
 from simrl.runtime.worker import Worker
-from simrl.scenario.model import JudgeConfig, Scenario
+from simrl.scenario.model import Scenario
 from simrl.simulate.evaluation import Evaluator
+from simrl.simulate.judge import Judge
 from simrl.simulate.length_ranker import RankedLengths
 from simrl.simulate.memory import cache_capacity_tokens
 from simrl.simulate.prepare import Prepared, longest_allowed, prepare
 from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.plan import draft_costs
 from simrl.speculation.siblings import old_lengths
-from simrl.trace.sample import Response
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
 
@@ -162,14 +163,26 @@ class Schedule:
             prefill=[worker for fleet in self._fleets[1:] for worker in fleet.workers],
         )
         if scenario.evaluation is not None and prepared.evaluation_trace is not None:
-            rule = scenario.evaluation, prepared.evaluation_trace, prepared.evaluates_beside
-            context = replace(context, around=Evaluator(context, *rule).around)
+            evaluator = Evaluator(
+                context,
+                scenario.evaluation,
+                prepared.evaluation_trace,
+                prepared.evaluates_beside,
+            )
+            context = replace(context, around=evaluator.around)
         if prepared.layouts:
             context = replace(context, layouts=self._layouts(context, prepared))
         if prepared.is_elastic:
             trainer, rank = cast(SimulatedTrainer, self.trainer), scenario.training.gpus_per_rank
-            shared = env, self.workers, self.dispatcher, trainer, self.recorder
-            pool = ElasticPool(*shared, prepared.may_train, rank)
+            pool = ElasticPool(
+                env,
+                self.workers,
+                self.dispatcher,
+                trainer,
+                self.recorder,
+                prepared.may_train,
+                rank,
+            )
             context = replace(context, pool=pool)
         if system.adapt_split_every:
             env.process(adapt(env, pool, system.adapt_split_every))
@@ -188,16 +201,27 @@ class Schedule:
             limits.max_num_seqs,
         )
         config, kv_tokens = size.scenario.agents, limits.dp * capacity
-        shared = size.system.dispatch, self.recorder, kv_tokens, config.max_concurrent, history
-        dispatcher = Dispatcher(self.env, workers, *shared, config.acting_token_weight or 1.0)
+        dispatcher = Dispatcher(
+            self.env,
+            workers,
+            size.system.dispatch,
+            self.recorder,
+            kv_tokens,
+            config.max_concurrent,
+            history,
+            config.acting_token_weight or 1.0,
+        )
         for worker in cast(Sequence[SimulatedWorker], workers) if self._by_groups else ():
             worker.offer_groups(dispatcher.unfinished)
         costs = draft_costs(size.drafts, size.deployment, most) if size.drafts else None
         prompt_tokens = round(float(trace.column("prompt_tokens").mean()))
-        times = RolloutTimes(
-            size.profile, trace.metadata.cap_tokens, most, prompt_tokens, capacity, costs
+        return _Fleet(
+            workers,
+            dispatcher,
+            RolloutTimes(
+                size.profile, trace.metadata.cap_tokens, most, prompt_tokens, capacity, costs
+            ),
         )
-        return _Fleet(workers, dispatcher, times)
 
     def _prefill_fleet(self, size: Prepared) -> _Fleet:
         """Return prefill workers, and let the other workers decode what they prefill."""
@@ -213,8 +237,8 @@ class Schedule:
             decode_lanes=self.units,
         )
         fleet = self._fleet(size, workers, None)
-        agents, costs = self.agents, self.prepared.costs
-        agents.pool, agents.kv_s_per_token = fleet.dispatcher, costs.fetch_s_per_token
+        self.agents.pool = fleet.dispatcher
+        self.agents.kv_s_per_token = self.prepared.costs.fetch_s_per_token
         return fleet
 
     def _layouts(self, run: RunContext, first: Prepared) -> tuple[Layout, ...]:
@@ -224,9 +248,16 @@ class Schedule:
         for size in first.layouts:
             lanes, agents = size.gpus_per_worker // first.gpus_per_worker, copy(self.agents)
             agents.rules = size.agents
-            shared = size.profile.tables, size.limits, size.costs, self.workload.responses
             workers = worker_fleet(
-                self.env, size.workers, *shared, self.recorder, agents=agents, lanes=lanes
+                self.env,
+                size.workers,
+                size.profile.tables,
+                size.limits,
+                size.costs,
+                self.workload.responses,
+                self.recorder,
+                agents=agents,
+                lanes=lanes,
             )
             fleet = self._fleet(size, workers, self.dispatcher.history)
             self._fleets.append(fleet)
@@ -284,17 +315,20 @@ class Schedule:
                 workers[0].groups.stop()
             for rollout in dispatcher.waiting():
                 self.recorder.request_ended(rollout, 0)
-        contexts = self.recorder.context().astype(np.float64)
         metadata = {
             **self._inputs,
-            "full_batch": _full_batch(prepared.profile, prepared.limits, *contexts),
+            "full_batch": _full_batch(
+                prepared.profile, prepared.limits, *self.recorder.context().astype(np.float64)
+            ),
             "faults": self._faults,
         }
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
         metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}
         if self._simulates and (prepared.prefill or prepared).limits.prefix_caching:
-            metadata["prefix_cache"] = _prefix_cache(fleet.workers for fleet in self._fleets)
+            metadata["prefix_cache"] = cache_totals(
+                cast(SimulatedWorker, worker) for fleet in self._fleets for worker in fleet.workers
+            )
         if self._simulates and (prepared.has_turns or self.agents.rules.deadline_s < np.inf):
             self.agents.stop()
             metadata["agents"] = self.agents.facts() | (
@@ -345,17 +379,14 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
         drafting = Drafting(prepared.drafts, deployment, most, seed, schedule.spot)
     if prepared.tail is not None:
         drafters = tail_drafting(prepared.tail, deployment, most, seed)
-    shared = (
+    return worker_fleet(
+        schedule.env,
+        schedule.units,
         prepared.profile.tables,
         prepared.limits,
         prepared.costs,
         schedule.workload.responses,
         schedule.recorder,
-    )
-    return worker_fleet(
-        schedule.env,
-        schedule.units,
-        *shared,
         drafting,
         drafters,
         schedule.agents,
@@ -369,16 +400,6 @@ def _take_over(workers: Sequence[Worker], version: int) -> None:
         cast(SimulatedWorker, worker).policy_version = version
 
 
-def _prefix_cache(fleets: Iterable[Sequence[Worker]]) -> dict[str, int]:
-    """Return what all engines were asked to find, what they found, and what they computed."""
-    workers = (cast(SimulatedWorker, worker) for fleet in fleets for worker in fleet)
-    totals = [engine.totals for worker in workers for engine in worker.engines]
-    return {
-        name: sum(engine[name] for engine in totals)
-        for name in ("lookup_tokens", "hit_tokens", "prefill_tokens")
-    }
-
-
 def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[Trainer, Rewarder]:
     """Return a trainer whose phases take the times of the scenario's training costs, and a
     rewarder."""
@@ -390,128 +411,16 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     trainer = SimulatedTrainer(
         env, costs, train_lanes, schedule.recorder, schedule.spot, accepts, old or None
     )
-    kills = prepared.scenario.agents.deadline_s is not None
+    engines, responses = prepared.judge, schedule.workload.responses
     rule = SimulatedRewarder(
-        env, prepared.scenario.training.reward_s, schedule.workload.responses, kills
+        env,
+        prepared.scenario.training.reward_s,
+        responses,
+        kills=prepared.scenario.agents.deadline_s is not None,
     )
-    return trainer, Judge(schedule, prepared.judge, rule) if prepared.judge else rule
-
-
-class Judge:
-    """A `Rewarder` that asks a judge's engines before a rule gives the reward.
-
-    A request is the judge's instructions, the prompt and the response (of a group: all of its
-    responses); a prefix cache finds what precedes the responses. A standalone judge reads a
-    response as soon as it has ended. A colocated one takes turns: once no response is unfinished,
-    the rollout engines sleep and its own wake, judge all that waits, and sleep; only then are the
-    scores there (volcengine/verl@b178a3cd5, verl/experimental/reward_loop). Samples, tokens and
-    spans have a recorder of their own until `stop`."""
-
-    def __init__(self, schedule: Schedule, engines: Prepared, rule: Rewarder) -> None:
-        config = cast(JudgeConfig, engines.scenario.judge)
-        self._env, self._config, self._rule, self._run, self._rollout = (
-            schedule.env,
-            config,
-            rule,
-            schedule,
-            schedule.dispatcher,
-        )
-        lanes = 1 if config.gpus else engines.tp // schedule.prepared.gpus_per_worker
-        self._recorder = Recorder([Lane("judge", 1)] * (engines.workers * lanes))
-        self._responses, self._scores = dict[int, Response](), dict[int, simpy.Event]()  # by uid
-        self._workers = worker_fleet(
-            schedule.env,
-            engines.workers,
-            engines.profile.tables,
-            engines.limits,
-            engines.costs,
-            self._responses,
-            self._recorder,
-            lanes=lanes,
-        )
-        self._dispatcher = Dispatcher(
-            schedule.env,
-            self._workers,
-            DISPATCHES["least_requests"],
-            self._recorder,
-            max_concurrent=None if config.gpus else 0,  # until its turn
-        )
-        trace = schedule.prepared.trace
-        starts = trace.group_starts if config.per == "group" else np.arange(len(trace))
-        self._tokens = np.repeat(
-            engines.trace.column("response_tokens"), np.diff(starts, append=len(trace))
-        ).tolist()
-        self._look, self._turn_over = (
-            once_an_instant(schedule.env, self._begin_turn),
-            Signal(schedule.env),
-        )
-        schedule.recorder.on_finished = self._finished
-
-    def _finished(self, rollouts: list[Rollout]) -> None:
-        self._scores.update(
-            (rollout.sample.uid, self._ask([rollout]))
-            for rollout in rollouts
-            if self._config.per == "response"
-        )
-
-    def score(self, rollouts: Sequence[Rollout]) -> simpy.Event:
-        return self._env.process(self._score(list(rollouts)))
-
-    def _score(self, rollouts: list[Rollout]) -> simpy.events.ProcessGenerator:
-        scores = [self._scores.pop(rollout.sample.uid, None) for rollout in rollouts]
-        asked = [score for score in scores if score is not None] or [self._ask(rollouts)]
-        self._look()
-        yield gather(self._env, asked) if self._config.gpus else self._turn_over.next
-        return (yield self._rule.score(rollouts))
-
-    def _ask(self, rollouts: list[Rollout]) -> simpy.Event:
-        """Submit a request on these responses. Return the event of its end."""
-        policy, outcomes = rollouts[0].sample, self._run.workload.responses
-        self._responses[policy.uid] = Response(self._tokens[outcomes[policy.uid].row], 0.0)
-        sample = policy._replace(prompt_tokens=self._config.prompt_tokens + policy.prompt_tokens)
-        return self._dispatcher.submit(
-            [sample],
-            [
-                Rollout(
-                    sample,
-                    (),
-                    False,
-                    observation_tokens=sum(r.tokens + r.observation_tokens for r in rollouts),
-                )
-            ],
-        )[0]
-
-    def _begin_turn(self) -> None:
-        if not (self._config.gpus or self._rollout.unfinished.any() or self._rollout.waiting()):
-            self._env.process(self._take_turn())
-
-    def _take_turn(self) -> simpy.events.ProcessGenerator:
-        yield gather(self._env, map(self._rollout.empty, self._rollout.active))
-        for most in (2**31, 0):  # requests at a time: all, none
-            yield gather(self._env, [worker.load_weights(0) for worker in self._workers])
-            self._dispatcher.limit(most)
-            yield gather(self._env, map(self._dispatcher.empty, self._dispatcher.active))
-        self._turn_over.fire()
-
-    def stop(self, now_s: float) -> dict[str, int]:
-        """Stop the engines, and add their spans to the run's. Return what they did."""
-        kinds, run = {"rollout": "judge", "load_weights": "switch"}, self._run.recorder
-        for worker in self._workers:
-            worker.stop(now_s)
-        first = len(run.lanes) - len(self._workers) if self._config.gpus else 0
-        run.spans += [
-            span._replace(
-                lane=first + span.lane, kind=kinds[span.kind], policy_version=-1, work=None
-            )
-            for span in self._recorder.spans
-        ]
-        rollouts = self._recorder.rollouts()
-        return {
-            "requests": len(rollouts),
-            "finished": sum(rollout.done for rollout in rollouts),
-            "generated_tokens": sum(rollout.tokens for rollout in rollouts),
-            **_prefix_cache([self._workers]),
-        }
+    return trainer, Judge(
+        env, prepared, engines, rule, schedule.dispatcher, schedule.recorder, responses
+    ) if engines else rule
 
 
 def _full_batch(

@@ -15,6 +15,7 @@ from simrl.errors import InputError
 from simrl.runtime.events import gather, on_fire
 from simrl.runtime.history import LengthHistory
 from simrl.systems.recipes import make_system
+from simrl.trace.sample import EVALUATION
 from tests.helpers import ROOMY, a_worker, examples, recorder, rollout, sample
 
 NO_HISTORY = LengthHistory()
@@ -465,3 +466,15 @@ def test_every_sample_comes_back_once_with_all_its_tokens_whatever_happens_to_it
     if rule.chunk_tokens is not None:
         stays = [segment.tokens for rollout in back.values() for segment in rollout.segments]
         assert max(stays, default=0) <= rule.chunk_tokens
+
+
+@pytest.mark.parametrize("uid", [1, EVALUATION], ids=["of training", "of an evaluation"])
+def test_a_sample_that_waits_outside_is_not_started_by_a_move(uid):
+    env = simpy.Environment()
+    workers = [a_worker(env, i) for i in range(2)]
+    dispatcher = Dispatcher(
+        env, workers, DISPATCHES["least_requests"], recorder(), max_concurrent=1
+    )
+    dispatcher.submit([sample(0), sample(uid)])
+    dispatcher.move(sample(uid), 1)
+    assert dispatcher.unfinished.sum() == dispatcher.in_flight == 1

@@ -72,6 +72,14 @@ def test_an_evaluation_at_the_start_comes_before_the_first_rollout():
     assert first[0] <= min(trained)
 
 
+@pytest.mark.parametrize("system", ["pipeline_rl", "trl_async", "slime_fully_async"])
+def test_groups_that_an_evaluation_at_the_start_holds_back_begin_after_it(system):
+    few = {"sglang_server_concurrency": 2} if system == "slime_fully_async" else {}
+    run = watched({"name": system, **few}, {"every": 1, "at_start": True}, steps=3)
+    assert_nothing_is_lost(run)
+    assert 0 in evaluations(run.result)
+
+
 def test_beside_training_newer_weights_reach_a_running_evaluation_and_its_tokens_are_mixed():
     slow = {"publish_s": 0.0, "load_overhead_s": 0.0, "reward_s": 0.0}
     result = watched(
@@ -160,6 +168,7 @@ def test_an_evaluation_set_has_its_own_lengths_and_repeats_its_prompts():
         ("verl_colocated", {"when": "beside_training"}, "use when: between_steps"),
         ("laminar", {}, "training.evaluate_every"),
         ({"name": "areal", "adapt_split_every": 2}, {}, "changes its workers"),
+        ({"name": "areal", "dispatch": "programs"}, {}, "between steps; use when: beside_training"),
     ],
 )
 def test_what_is_not_modelled_is_refused_in_one_line(system, changes, words):

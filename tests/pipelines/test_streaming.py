@@ -180,3 +180,33 @@ def test_a_rule_that_returns_no_number_is_told_in_a_line_what_a_room_is(rule: Ru
         f"pipeline tests.pipelines.test_streaming: its rule of room {told}; it returns how many more groups may be "
         "submitted now, a whole number"
     )
+
+
+@pytest.mark.parametrize("drops", ["shed", "evict"])
+def test_a_running_group_that_waits_undrawn_can_be_dropped_and_leaves_its_room(drops: str):
+    seen: list[int] = []
+
+    def pipeline(run: RunContext) -> simpy.events.ProcessGenerator:
+        stream = GroupStream(run, lambda: may_be_submitted(run) - stream.kept)
+        stream.begins_late = stream.by_response = True
+        run.dispatcher.limit(2)  # responses: those of one group
+        stream.admit()
+        before = len(stream.running)
+        if drops == "shed":
+            stream.shed(2)
+        else:
+            stream.evict(sorted(stream.running)[1:])
+        seen.extend([before, len(stream.running)])
+        stream.admit()
+        for _ in range(run.steps):
+            while len(stream.buffer) < run.workload.batch_groups:
+                yield stream.news()
+            yield run.trainer.train(stream.take(stream.buffer[: run.workload.batch_groups]))
+            loaded = run.load_weights()
+            stream.admit()
+            yield loaded
+
+    ready = prepared(scenario("one_step_off", steps=3))
+    result = simulate_prepared(replace(ready, system=replace(ready.system, pipeline=pipeline)))
+    assert seen[0] > 1 and seen[1] == (0 if drops == "shed" else 1)
+    assert result.steps.num_rows == 3

@@ -44,13 +44,6 @@ def judged(system="verl_colocated", judge=JUDGE, **changes):
     return scenario(system, judge=judge, **changes)
 
 
-def of_policy(watched):
-    """Return a watched run with the policy's workers alone."""
-    record = watched.workers[0]._recorder
-    watched.workers = [worker for worker in watched.workers if worker._recorder is record]
-    return watched
-
-
 def assert_judged(watched, of_groups=False):
     """Every trained response was judged; the judge's tokens are in its spans alone."""
     result, judge = watched.result, watched.result.metadata["judge"]
@@ -60,7 +53,9 @@ def assert_judged(watched, of_groups=False):
     assert judge["finished"] <= judge["requests"] <= result.samples.num_rows
     assert judge["generated_tokens"] == sum(span["tokens"] for span in spans)
     assert judge["hit_tokens"] + judge["prefill_tokens"] >= 0
-    policy = sum(span["tokens"] for span in rows(result.spans) if span["kind"] == "rollout")
+    policy = sum(
+        span["tokens"] for span in rows(result.spans) if span["kind"] in ("rollout", "evaluate")
+    )
     assert policy == sum(
         row["generated_tokens"] + row["duplicate_tokens"] for row in rows(result.samples)
     )
@@ -68,7 +63,7 @@ def assert_judged(watched, of_groups=False):
 
 @pytest.mark.parametrize("system", list(RECIPES))
 def test_every_system_works_with_a_judge_of_its_own_and_loses_nothing(system):
-    watched = of_policy(watch(prepared(judged(system))))
+    watched = watch(prepared(judged(system)))
     assert_nothing_is_lost(watched)
     assert_judged(watched)
     gpus = {
@@ -82,7 +77,7 @@ def test_every_system_works_with_a_judge_of_its_own_and_loses_nothing(system):
 @pytest.mark.parametrize("per", ["response", "group"])
 @pytest.mark.parametrize("system", IN_TURNS)
 def test_systems_whose_batch_is_complete_take_turns_with_a_judge(system, per):
-    watched = of_policy(watch(prepared(judged(system, {**TURNS, "per": per}))))
+    watched = watch(prepared(judged(system, {**TURNS, "per": per})))
     assert_nothing_is_lost(watched)
     assert_judged(watched, per == "group")
     for lane, spans in lanes(watched.result).items():
@@ -262,3 +257,51 @@ def test_an_explanation_says_that_the_reward_model_is_the_bottleneck(judge):
     assert "the reward model is the bottleneck" in names
     assert "qwen3-0.6b" in explained.judge
     assert explained.paths_s["judge"] > 0.5 * sum(explained.paths_s.values())
+
+
+@pytest.mark.parametrize("judge", [JUDGE, TURNS], ids=["standalone", "colocated"])
+def test_evaluations_are_not_judged(judge):
+    watched = watch(prepared(judged(judge=judge, evaluation={"every": 1, "prompts": 2})))
+    assert_nothing_is_lost(watched)
+    assert_judged(watched)
+    samples = rows(watched.result.samples)
+    evaluated = sum(row["status"] == "evaluation" for row in samples)
+    assert 0 < watched.result.metadata["judge"]["requests"] <= len(samples) - evaluated
+
+
+def test_a_response_that_ends_at_its_prefill_worker_is_judged_once():
+    short = {"steps": 3, "prompts_per_step": 4, "group": 2, "cap_tokens": 8, "mean_tokens": 3,
+             "sigma": 1.5, "prompt_tokens": 20}  # fmt: skip
+    cluster = {"gpu": "h100", "gpus": 3, "tp": 1, "prefill": {"gpus": 1}}
+    watched = watch(prepared(judged(cluster=cluster, workload={"synthetic": short})))
+    assert_judged(watched)
+    assert any(row["generated_tokens"] == 1 for row in rows(watched.result.samples))
+
+
+def test_a_critical_path_with_a_judge_has_its_score_before_the_reward_that_reads_it():
+    explained = explain_result(simulate(judged(judge={**JUDGE, "gpus": 1})))
+    links = explained.path.links
+    assert {k.where for k in links if k.kind == "generate"} <= {
+        f"rollout-{i:03d}" for i in range(4)
+    }
+    (i,) = [i for i, link in enumerate(links) if link.kind == "judge"]
+    assert [link.kind for link in links[i : i + 2]] == ["judge", "reward"]
+    assert links[i + 1].ended_s - links[i + 1].started_s == pytest.approx(0.01)
+
+
+def test_a_judge_beside_a_pool_for_training_keeps_its_price_and_has_its_row():
+    pools = {"gpu": "h100", "gpus": 2, "tp": 1, "cost_per_gpu_hour": 2.0,
+             "train": {"gpus": 2, "cost_per_gpu_hour": 3.0}}  # fmt: skip
+    dear = {**JUDGE, "gpu": "h200", "cost_per_gpu_hour": 5.0}
+    result = simulate(judged("one_step_off", dear, cluster=pools))
+    row = summary(result, 0, 2.0, 3.0)
+    hours = row["gpu_hours_per_1k_samples"]
+    assert row["cost_per_1k_samples"] == pytest.approx(hours * (2 * 2.0 + 2 * 3.0 + 2 * 5.0) / 6)
+    shown = [
+        (p.use, p.gpus, p.gpu, round(p.cost / p.gpu_hours, 9)) for p in explain_result(result).pools
+    ]
+    assert shown == [
+        ("rollout", 2, "h100", 2.0),
+        ("training", 2, "h100", 3.0),
+        ("judge", 2, "h200", 5.0),
+    ]

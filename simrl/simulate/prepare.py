@@ -394,7 +394,11 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
     )
     if judge is None:
         return None
-    model, tp, gpus = model_shape(judge.model), judge.tp, judge.gpus or prepared.rollout_gpus
+    try:
+        model = model_shape(judge.model)
+    except InputError as error:
+        raise InputError(f"judge.{error}", error.cause) from error
+    tp, gpus = judge.tp, judge.gpus or prepared.rollout_gpus
     kind = cluster.model_copy(update={"train": judge}).train_kind
     batches: Any = getattr(prepared.system.pipeline, "keywords", {})
     turns, alone = (

@@ -55,9 +55,8 @@ def verl_colocated(version: Version = "0.7") -> System:
     one for each worker: all responses of a prompt are at one worker, and workers end far apart. Since 0.5 (here "0.7") the
     agent loop sends single responses to the least loaded server. `dispatch` replaces either. When the last response has
     ended, the batch passes through the controller. The GPUs switch from rollout to training, compute log-probs, update, and
-    switch back; then every worker loads the new weights and the next step begins.
-    Not modelled: a rule's rewards before their group has ended (they arrive `reward_s` after it; the section `judge` has a
-    model's).
+    switch back; then every worker loads the new weights and the next step begins. The section `judge` adds a reward model.
+    Not modelled: rewards by a rule before their group has ended (they arrive `reward_s` after it).
     """
     return in_turns(paper="HybridFlow, arXiv 2409.19256", dispatch=DISPATCHES[OF_VERSION[version]])
 

@@ -316,21 +316,28 @@ def table_of(rows: list[dict[str, Any]]) -> list[str]:
     )
 
 
+Program = Annotated[str, typer.Option(help="AISimulate's program")]
+Write = Annotated[bool, typer.Option("--write", help=f"write the table into {PAGE.name}, too")]
+
+
+def program_of(aisimulate: str, name: str) -> str | None:
+    """Return the path of AISimulate's program; None, which is printed, where it is not installed."""
+    program = shutil.which(aisimulate)
+    if program is None or importlib.util.find_spec(PACKAGES["aisimulate"]) is None:
+        print(f"{name}: skipped, aisimulate is not installed; pip install 'simrl[aisimulate]'")
+        return None
+    return program
+
+
 def main(
-    aisimulate: Annotated[str, typer.Option(help="AISimulate's program")] = "aisimulate",
+    aisimulate: Program = "aisimulate",
     measured: Annotated[
         Path | None, typer.Option(help="the folder with serving_measurements/")
     ] = None,
-    write: Annotated[
-        bool, typer.Option("--write", help=f"write the table into {PAGE.name}, too")
-    ] = False,
+    write: Write = False,
     as_json: AsJson = False,
 ) -> None:
-    program = shutil.which(aisimulate)
-    if program is None or importlib.util.find_spec(PACKAGES["aisimulate"]) is None:
-        print(
-            "beside_aisimulate: skipped, aisimulate is not installed; pip install 'simrl[aisimulate]'"
-        )
+    if (program := program_of(aisimulate, "beside_aisimulate")) is None:
         return
     with errors_in_a_line("beside_aisimulate"):
         rows = [row_of(case, program) for case in CASES]

@@ -9,12 +9,10 @@ passes longer, are taken over (`priced_as_there`), so that pools are compared an
 given, too.
 """
 
-import importlib.util
 import json
-import shutil
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import simpy
@@ -29,7 +27,7 @@ from simrl.dispatch.rules import DISPATCHES
 from simrl.engine.state import Limits
 from simrl.profile.model_shape import model_shape
 from simrl.profile.profile import Tables
-from simrl.profile.profilers.aiconfigurator import PACKAGES, derive
+from simrl.profile.profilers.aiconfigurator import derive
 from simrl.result.result import Lane
 from simrl.runtime.agents import PLAIN, Agents
 from simrl.runtime.recorder import Recorder
@@ -141,17 +139,11 @@ def table_of(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def main(
-    aisimulate: Annotated[str, typer.Option(help="AISimulate's program")] = "aisimulate",
-    write: Annotated[
-        bool, typer.Option("--write", help=f"write the table into {PAGE.name}, too")
-    ] = False,
+    aisimulate: beside.Program = "aisimulate",
+    write: beside.Write = False,
     as_json: AsJson = False,
 ) -> None:
-    program = shutil.which(aisimulate)
-    if program is None or importlib.util.find_spec(PACKAGES["aisimulate"]) is None:
-        print(
-            "pools_aisimulate: skipped, aisimulate is not installed; pip install 'simrl[aisimulate]'"
-        )
+    if (program := beside.program_of(aisimulate, "pools_aisimulate")) is None:
         return
     with errors_in_a_line("pools_aisimulate"):
         rows = [row_of(pools, program) for pools in CASES]

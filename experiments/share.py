@@ -190,12 +190,18 @@ def _require_phases(job: Prepared, first: Prepared) -> None:
         (
             pools != of_first,
             f"{scenario.name}: its pools are {job.rollout_gpus} and {job.train_gpus} GPUs of {job.gpu.name} and "
-            f"{job.train_gpu.name}, those of {first.scenario.name} {first.rollout_gpus} and {first.train_gpus} of "
+            f"{job.train_gpu.name}, and of {first.scenario.name} {first.rollout_gpus} and {first.train_gpus} of "
             f"{first.gpu.name} and {first.train_gpu.name}; give both one cluster and one rollout_share",
         ),
         (
-            scenario.faults or scenario.evaluation or job.drafts or job.tail,
-            f"{scenario.name}: faults, evaluations and drafts of jobs that share a cluster are not modelled; leave them out",
+            scenario.faults
+            or scenario.evaluation
+            or job.drafts
+            or job.tail
+            or job.judge
+            or job.prefill,
+            f"{scenario.name}: faults, evaluations, drafts, judges and prefill pools of jobs that share a cluster are not "
+            "modelled; leave them out",
         ),
     )
 

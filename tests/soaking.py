@@ -17,6 +17,7 @@ from simrl.errors import InputError
 from simrl.result.result import TABLES
 from simrl.scenario.model import Scenario
 from simrl.simulate.prepare import prepare
+from simrl.speculation.choices import Toggle
 from simrl.speculation.methods import METHODS
 from simrl.systems.recipes import RECIPES, recipe_parameters
 from tests.conservation import assert_nothing_is_lost
@@ -83,6 +84,21 @@ def a_scenario(seed: int, number: int) -> dict[str, Any]:
         ],
         "system": {"name": name, **_parameters(rng, name)},
     }
+    if rng.random() < 0.2:
+        scenario["engine"]["prefill_schedule_interval"] = rng.choice((2, 5, 20))
+    if rng.random() < 0.2:
+        scenario["engine"]["watermark"] = rng.choice((0.01, 0.2, 0.6))
+    if rng.random() < 0.12:
+        scenario["cluster"]["prefill"] = _prefill(rng, tp)
+        scenario["cluster"]["gpus"] += 2 * tp
+        scenario["system"].pop("speculation", None)  # drafts of decode workers are refused
+    if rng.random() < 0.2:
+        scenario["judge"] = _judge(rng, scenario["profile"])
+    if "dispatch" in recipe_parameters(name) and rng.random() < 0.2:
+        scenario["system"]["dispatch"] = "programs"
+        scenario["agents"] = rng.choice(({}, {"acting_token_weight": 0.5}))
+    if "prefill" not in scenario["cluster"] and rng.random() < 0.2:
+        _draft(rng, name, scenario)
     if not scenario["training"]["evaluate_every"] and rng.random() < 0.4:
         scenario["evaluation"] = {
             "every": rng.choice((1, 2)),
@@ -92,6 +108,52 @@ def a_scenario(seed: int, number: int) -> dict[str, Any]:
             "prefer": rng.choice(("eval", "train")),
         }
     return scenario
+
+
+def _prefill(rng: Random, tp: int) -> dict[str, Any]:
+    """A pool of prefill workers, now and then of another size than the workers that decode."""
+    pool = {
+        "gpus": tp * rng.choice((1, 2)),
+        "dispatch": rng.choice(("prefix", "least_requests")),
+    }
+    return pool | ({"tp": rng.choice((1, 2))} if rng.random() < 0.3 else {})
+
+
+def _judge(rng: Random, profile: dict[str, Any]) -> dict[str, Any]:
+    """A judge on GPUs of its own, or one that takes turns."""
+    judge = {
+        "model": "qwen3-0.6b",
+        "tp": rng.choice((1, 1, 2)),
+        "per": rng.choice(("response", "group")),
+        "prompt_tokens": rng.choice((0, 50)),
+        "response_tokens": rng.choice((0, 10)),
+        "response_cap_tokens": 50,
+        "profile": profile,
+    }
+    return judge | ({"gpus": judge["tp"] * rng.choice((1, 2))} if rng.random() < 0.8 else {})
+
+
+def _draft(rng: Random, name: str, scenario: dict[str, Any]) -> None:
+    """Give a system that takes one a drafter with inputs of its own."""
+    if "speculation" not in recipe_parameters(name):
+        return
+    method = rng.choice(("eagle3", "efficient_rollout", "spec_rl"))
+    inputs = {
+        "eagle3": {"eagle": {"accept_length": 2.2, "draft_shape": [3, 1, 4]}},
+        "efficient_rollout": {"int4": {"accepted_per_position": [0.9, 0.7, 0.6]}},
+        "spec_rl": {"old_response": {"by_position": [0.95]}},
+    }
+    choices: dict[str, tuple[dict[str, Any], ...]] = {
+        "eagle3": ({}, {"topk": 4, "steps": 3, "tokens": 8}),
+        "efficient_rollout": (
+            {"gate": "open", "draft_tokens": 3},
+            {"gate": {"ramp": 1}},
+            {"gate": {"ramp": 2, "ladder": [2, 3], "margin": 0}},
+        ),
+        "spec_rl": ({"verify": "engine"}, {"verify": "trainer"}),
+    }
+    scenario["system"]["speculation"] = {"name": method, **rng.choice(choices[method])}
+    scenario["speculation"] = {"acceptance": inputs[method]}
 
 
 def _engine(rng: Random, longest_tokens: int) -> dict[str, Any]:
@@ -165,6 +227,8 @@ def _drawn(rng: Random, key: str, annotation: Any) -> Any:
         return rng.sample(["ngram", *DRAFTERS], rng.randint(0, 3))
     if key == "rollout_share":
         return rng.choice((0.25, 0.5, 0.75))
+    if annotation is Toggle:
+        return {"ramp": rng.choice((1, 4)), "ladder": [2, 3]}
     origin = get_origin(annotation)
     if origin in (Union, types.UnionType):
         return _drawn(rng, key, rng.choice(get_args(annotation)))
@@ -222,6 +286,8 @@ def _soak(seed: int, number: int) -> Soaked:
         watched = watch(prepared)
     except InputError as error:
         return Soaked("refused", str(error))
+    record = watched.workers[0]._recorder
+    watched.workers = [one for one in watched.workers if one._recorder is record]  # no judge's
     assert_nothing_is_lost(watched)
     allowed = prepared.system.off_policyness
     assert (

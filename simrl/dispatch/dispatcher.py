@@ -98,7 +98,7 @@ class Dispatcher:
 
     def hold(self, training: bool, prefers: bool) -> None:
         """Let samples of training wait outside, or start again. `prefers`: of samples that wait
-        outside, those of evaluations start first."""
+        outside, evaluations' start first."""
         self._waiting.held, self._waiting.prefers = training, prefers
         self.limit(self._waiting.most)
 

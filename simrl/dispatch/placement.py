@@ -70,5 +70,6 @@ def by_prompt(
     samples: Sequence[Sample], unfinished: Ints, placed: int, history: LengthHistory
 ) -> list[int]:
     """Place each sample at the worker of its prompt, whose prefix cache has the group's prompt and
-    the sample's earlier turns: sgl-router's consistent hashing, with the prompt as the key."""
+    the sample's earlier turns: its number modulo the workers, whatever they hold. As sgl-router's
+    consistent hashing with the prompt as the key, but without its ring."""
     return [sample.prompt_id % unfinished.size for sample in samples]

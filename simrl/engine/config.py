@@ -81,7 +81,7 @@ class EngineConfig(BaseModel):
         default=1,
         gt=0,
         le=10**6,
-        description="vLLM: while requests decode, passes that compute prompts are so many passes apart, until they leave "
+        description="vLLM: while requests decode, passes that compute prompts are this many passes apart, until they leave "
         "requests waiting (1: every pass may)",
     )
     watermark: float = Field(

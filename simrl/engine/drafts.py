@@ -187,7 +187,7 @@ def learn(q: Request, t: Totals, window_rule: WindowRule, trees: bool) -> None:
 @lean
 def end_round(e: Engines, row: int, d: Decoding, seconds: float, most_prefill: int) -> None:
     """Remember what a pass of `seconds` has verified, and let the drafter prefill what it has, while
-    that of another rank may have `most_prefill` tokens."""
+    another rank's may have `most_prefill` tokens."""
     t = e.totals[row]
     if t.proposed > 0:
         remember(t, t.proposed_drafted, t.proposed_accepted)

@@ -317,6 +317,7 @@ class Drafting:
             rate = float(accepted.sum() / (tokens * drafts.sum()))
             self._ladder = self._ladder.after(rate, rule)
             if self._ladder.draft_tokens != tokens:
+                # Engines that drafted replace it by what they had, each at its own load.
                 t["accept_length"][:] = tokens = self._ladder.draft_tokens
                 windowed = self._own.rule._replace(window=Fixed(tokens=tokens).rule)
                 self._own = self._own._replace(rule=windowed)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,10 +49,13 @@ NAMES = [
     ),
 ]
 _PRESETS = ("engine.preset", "framework")
-_FILES = ("workload.trace", "evaluation.lengths.trace", "profile.path", "speculation.draft_profile")
-_GPUS = ("cluster.gpu", "cluster.train.gpu")  # names, or files of data sheets
+_FILES = (
+    *("workload.trace", "evaluation.lengths.trace", "profile.path", "judge.profile.path"),
+    "speculation.draft_profile",
+)
+_MODELS = ("model", "judge.model")  # names, or folders
+_GPUS = ("cluster.gpu", "cluster.train.gpu", "judge.gpu")  # names, or files of data sheets
 _PATHS = (*_FILES, *_PRESETS, *_GPUS)
-_SHIPPED = ("profile.path", SHIPPED)  # a name that is no path
 _EITHER = {"workload.trace": "workload.synthetic", "profile.path": "profile.roofline"}
 _EITHER |= {
     other: key for key, other in _EITHER.items()
@@ -223,16 +225,12 @@ class ScenarioFile:
     def _with_files(self, data: Mapping[str, Any]) -> dict[str, Any]:
         """Return data with paths from the current folder, also to a model that is a folder beside
         the file, and with the presets of files."""
-        folder, data = self.path.parent, _located(data, self.path.parent)
+        data = _located(data, self.path.parent)
         for key in _PRESETS:
             if isinstance(text := get(data, key), str) and is_preset_file(text):
                 if (key, text) not in self._presets:
                     self._presets[key, text] = preset_of_file(text, key)
                 data = put(data, key, self._presets[key, text])
-        model = data.get("model")
-        with suppress(OSError, ValueError):  # no name of a file; `model_shape` raises
-            if isinstance(model, str) and model.lower() not in MODELS and (folder / model).exists():
-                data["model"] = str(folder / model)
         return data
 
     def _with_parameters(
@@ -477,14 +475,14 @@ def _entries(key: str, entries: Any, path: Path) -> list[Any]:
 def _with_known_names(data: Mapping[str, Any], folder: Path) -> Mapping[str, Any]:
     """Return data in which a model and GPUs have simrl's names, however they are spelled:
     `Qwen/Qwen3-8B`, `H100`."""
-    model = data.get("model")
-    with suppress(OSError, ValueError):  # no name of a file; `model_shape` raises
+    for key in _MODELS:
+        model = get(data, key)
         if (
             isinstance(model, str)
             and (name := known_name(model)) in MODELS
-            and not (folder / model).exists()
+            and not os.path.exists(folder / model)  # noqa: PTH110 (pathlib's raises for a long name)
         ):
-            data = {**data, "model": name}
+            data = put(data, key, name)
     for key in _GPUS:
         if isinstance(gpu := get(data, key), str):
             data = put(data, key, known_gpu(gpu))
@@ -495,10 +493,14 @@ def _located(data: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return data with its paths as paths from a folder; a name that is none, such as a shipped
     preset's, stays."""
     data = dict(data)
-    for key in _PATHS:
+    for key in (*_PATHS, *_MODELS):
         text = get(data, key)
         if isinstance(text, str) and (
-            (key, text) != _SHIPPED if key in _FILES else is_preset_file(text)
+            is_preset_file(text)
+            if key in (*_PRESETS, *_GPUS)
+            else not key.endswith("profile.path") or text != SHIPPED
+            if key in _FILES
+            else text.lower() not in MODELS and os.path.exists(folder / text)  # noqa: PTH110 (pathlib's raises for a long name)
         ):
             data = put(data, key, str(folder / os.path.expanduser(text)))  # noqa: PTH111 (pathlib's raises for an unknown ~user)
     return data

@@ -118,8 +118,8 @@ class PrefillPool(_Section):
     """tensor-parallel size of a prefill worker; `cluster.tp`, which then is of the decode workers,
     if not given"""
     dispatch: Literal["prefix", "least_requests"] = "prefix"
-    """worker of a prefill. prefix: all of a group go to one, unless it is overloaded; least_requests:
-    the one with the fewest requests"""
+    """worker of a prefill. prefix: the one of its prompt's number modulo their number, so that all of
+    a group go to one, whatever it holds; least_requests: the one with the fewest requests"""
     link_bytes_per_s: BytesPerS | None = None
     """rate at which a GPU sends or receives KV cache; its share in the scale-out network if not
     given"""
@@ -441,10 +441,7 @@ class Scenario(_Section):
     file: str = Field(default="scenario", exclude=True)
     """the place that it was read from, for messages"""
 
-    @model_validator(mode="before")
-    @classmethod
-    def _with_presets(cls, data: Any) -> Any:
-        return with_presets(data) if isinstance(data, Mapping) else data
+    _presets = model_validator(mode="before")(with_presets)
 
     @field_validator("precision", mode="before")
     @classmethod

@@ -212,9 +212,11 @@ OF_ENGINE = (
 )  # constants that are fields of `engine`; the others are of its passes
 
 
-def with_presets(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a scenario's data with the fields that its framework and its engine give. Raise
-    ValueError for an unknown name."""
+def with_presets(data: Any) -> Any:
+    """Return a scenario's data with the fields that its framework and its engine give; what is no
+    data, as it is. Raise ValueError for an unknown name."""
+    if not isinstance(data, Mapping):
+        return data
     filled = dict(data)
     if (framework := data.get("framework")) is not None:
         preset = named(framework, "framework")

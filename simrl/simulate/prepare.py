@@ -311,7 +311,10 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     require_kv_heads("cluster.tp", cluster.tp, model)
     _require_ranks(cluster, model, system)
     deployment = _deployment(scenario, system, inputs)
-    _require_few_samples(scenario.steps, deployment.trace)
+    of_step = len(deployment.trace) / len(deployment.trace.step_slices)
+    _require_few_samples(
+        f"steps {scenario.steps:,} of {of_step:,.6g} samples", scenario.steps * of_step
+    )
     method, rule, measured = system.speculation, system.best_of_n, scenario.speculation
     drafts = plan_drafting(method, measured, deployment, pool) if method else None
     tail = plan_tail(rule, drafts, measured, deployment, cluster.gpus) if rule else None
@@ -359,7 +362,18 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
             method is not None and method.verify == "trainer" and apart,
             f"system {system.name}: speculation spec_rl with verify=trainer needs the training GPUs between an update and the "
             "next rollout, and this system rolls out meanwhile; use verify=engine",
-        )
+        ),
+        (
+            method is not None
+            and method.verify == "trainer"
+            and (
+                system.dynamic_sampling
+                or getattr(system.pipeline, "keywords", {}).get("collector", full_batch)
+                is not full_batch
+            ),
+            f"system {system.name}: speculation spec_rl with verify=trainer verifies the next step's prompts, and this system "
+            "draws others to fill its batches; use verify=engine",
+        ),
     )
     need = prepared.training_need(train_gpus)
     pause_s = system.on_update.pause_s + (need.costs.publish_s if system.pauses else 0.0)
@@ -380,10 +394,17 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
     )
     if judge is None:
         return None
-    model, tp, gpus = model_shape(judge.model), judge.tp, judge.gpus or prepared.rollout_gpus
+    try:
+        model = model_shape(judge.model)
+    except InputError as error:
+        raise InputError(f"judge.{error}", error.cause) from error
+    tp, gpus = judge.tp, judge.gpus or prepared.rollout_gpus
     kind = cluster.model_copy(update={"train": judge}).train_kind
     batches: Any = getattr(prepared.system.pipeline, "keywords", {})
-    turns, own = "judge: without gpus it takes turns with the rollout engines", "give it judge.gpus"
+    turns, alone = (
+        "judge: without gpus it takes turns with the rollout engines",
+        "give it judge.gpus",
+    )
     refuse(
         (gpus % tp, f"judge.tp is {tp}: it does not divide its {gpus} GPUs; use a divisor"),
         (
@@ -398,19 +419,19 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
         ),
         (
             not judge.gpus and (judge.gpu or judge.cost_per_gpu_hour) is not None,
-            f"{turns}, and judge.gpu and cost_per_gpu_hour are of GPUs of its own; leave them out, or {own}",
+            f"{turns}, and judge.gpu and cost_per_gpu_hour are of GPUs of its own; leave them out, or {alone}",
         ),
         (
             not judge.gpus
             and (
                 batches.get("collector") is not full_batch or batches["eta"] or "parts" in batches
             ),
-            f"{turns}, and responses of {prepared.system.name} run while others are judged; {own}",
+            f"{turns}, and responses of {prepared.system.name} run while others are judged; {alone}",
         ),
         (
             not judge.gpus and tp % prepared.gpus_per_worker,
             f"{turns}, and an engine of judge.tp {tp} does not take whole rollout workers, of {prepared.gpus_per_worker} GPUs; "
-            f"use a multiple, or {own}",
+            f"use a multiple, or {alone}",
         ),
         (
             not judge.gpus
@@ -418,7 +439,7 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
                 scenario.faults
                 or (prepared.drafts is not None and prepared.drafts.speculation.training)
             ),
-            f"{turns}, beside which faults, and drafters that train on idle GPUs, are not modelled; {own}",
+            f"{turns}, beside which faults, and drafters that train on idle GPUs, are not modelled; {alone}",
         ),
     )
     require_kv_heads("judge.tp", tp, model)
@@ -545,9 +566,9 @@ def _with_prefill(prepared: Prepared, inputs: InputCache) -> Prepared:
         ),
     )
     place = by_prompt if cluster.prefill.dispatch == "prefix" else least_requests
-    system = replace(system, dispatch=Dispatch("prefill", place))
+    pool = replace(prepared, system=replace(system, dispatch=Dispatch("prefill", place)))
     size = at_size(
-        prepared, tp, lambda formed: _prepared(formed, system, inputs), "cluster.prefill"
+        pool, tp, lambda formed: _prefill_workers(pool, formed, inputs), "cluster.prefill"
     )
     return replace(
         prepared,
@@ -555,7 +576,43 @@ def _with_prefill(prepared: Prepared, inputs: InputCache) -> Prepared:
         costs=prepared.costs._replace(
             fetch_s_per_token=max(run.costs.fetch_s_per_token for run in (prepared, size))
         ),
-        prefill=replace(size, workers=gpus // (tp * cluster.dp)),
+        prefill=size,
+    )
+
+
+def _prefill_workers(prepared: Prepared, formed: Scenario, inputs: InputCache) -> Prepared:
+    """Return a run's prefill workers, of the size in the `formed` scenario: their profile, KV cache
+    and costs. Raise `InputError` where their GPUs cannot be divided so."""
+    cluster, model, gpus = formed.cluster, prepared.model, prepared.scenario.cluster.prefill.gpus
+    require_divisor(
+        "cluster.prefill.tp", cluster.tp, model.heads, f"attention heads of {model.name}", gpus
+    )
+    require_kv_heads("cluster.prefill.tp", cluster.tp, model)
+    _require_ranks(cluster.model_copy(update={"gpus": gpus}), model, prepared.system)
+    deployment, workers = _deployment(formed, prepared.system, inputs), gpus // cluster.worker_gpus
+    limits = engine_limits(
+        cluster,
+        formed.engine,
+        formed.precision,
+        deployment,
+        [],
+        prepared.limits.prefix_caching,
+    )
+    costs = _worker_costs(
+        formed,
+        prepared.system,
+        deployment,
+        None,
+        prepared.train_gpus,
+        prepared.workers + workers,
+    )
+    return replace(
+        prepared,
+        **vars(deployment),
+        scenario=formed,
+        limits=limits,
+        workers=workers,
+        costs=costs._replace(pause_s=prepared.costs.pause_s),
     )
 
 
@@ -623,6 +680,13 @@ def _require_evaluable(prepared: Prepared) -> None:
         return
     has_own, longest = trace is not prepared.trace, longest_allowed(trace)
     place = f"evaluation: system {system.name}"
+    config: Any = scenario.evaluation
+    _require_few_samples(
+        f"evaluation: every {config.every:,} of {scenario.steps:,} updates, its prompts × samples",
+        (config.at_start + scenario.steps // config.every)
+        * (config.prompts or len(trace.group_starts) / len(trace.step_slices))
+        * (config.samples or len(trace) / len(trace.group_starts)),
+    )
     refuse(
         (
             scenario.training.evaluate_every,
@@ -654,14 +718,15 @@ def _require_evaluable(prepared: Prepared) -> None:
     )
 
 
-def _require_few_samples(steps: int, trace: Trace) -> None:
-    """Raise `InputError` for more samples than a run can hold."""
-    of_step = len(trace) / len(trace.step_slices)
-    if (samples := round(steps * of_step)) > MOST_SAMPLES:
-        raise InputError(
-            f"steps {steps:,} of {of_step:,.6g} samples are {samples:,} samples; stay under {MOST_SAMPLES:,}",
-            cause="samples of a run",
-        )
+def _require_few_samples(words: str, samples: float) -> None:
+    """Raise `InputError` for more samples than a run can hold; `words` are what they are of."""
+    refuse(
+        (
+            samples > MOST_SAMPLES,
+            f"{words} are {round(samples):,} samples; stay under {MOST_SAMPLES:,}",
+        ),
+        cause="samples of a run",
+    )
 
 
 def _rollout_pool(cluster: ClusterConfig, system: System) -> int:

@@ -406,10 +406,16 @@ def simulated_learners(schedule: Schedule, train_lanes: Sequence[int]) -> tuple[
     prepared, env = schedule.prepared, schedule.env
     costs = prepared.training_costs(prepared.train_gpus)
     accepts = rewards_differ if prepared.system.filter_groups == "after_log_probs" else None
-    drafts = prepared.drafts
-    old = drafts and drafts.speculation.verify == "trainer" and partial(old_lengths, prepared.trace)
+    drafts, steps = prepared.drafts, prepared.scenario.steps
+    old = drafts and drafts.speculation.verify == "trainer"
     trainer = SimulatedTrainer(
-        env, costs, train_lanes, schedule.recorder, schedule.spot, accepts, old or None
+        env,
+        costs,
+        train_lanes,
+        schedule.recorder,
+        schedule.spot,
+        accepts,
+        partial(old_lengths, prepared.trace, steps) if old else None,
     )
     engines, responses = prepared.judge, schedule.workload.responses
     rule = SimulatedRewarder(

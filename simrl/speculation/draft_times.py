@@ -236,12 +236,12 @@ def own_drafts(
     passes = in_layout(profile.kernels, layout, shape, gpu, kind, target)
     times = profiled_drafts(passes, shape, kv_tokens)
     held = heads * PRECISION_BYTES[layout.precision] * shape.body_parameters / m.tp
-    own = not precision
+    apart = not precision  # with a KV cache of its own
     return replace(
         times,
         weight_bytes_per_gpu=held,
-        kv_bytes_per_token_per_gpu=own * heads * times.kv_bytes_per_token_per_gpu,
-        prefill_s=own * times.prefill_s,
+        kv_bytes_per_token_per_gpu=apart * heads * times.kv_bytes_per_token_per_gpu,
+        prefill_s=apart * times.prefill_s,
     )
 
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator
 
 from simrl.errors import InputError, choose
 from simrl.profile.model_shape import MODELS
@@ -76,7 +76,7 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         description="sampling temperature at which the acceptance values below were measured (recorded only, not used in any "
         "formula)",
     )
-    acceptance: dict[str, ModelAcceptance] = Field(
+    acceptance: dict[str, Annotated[ModelAcceptance, BeforeValidator(with_positions)]] = Field(
         default={},
         description="acceptance of model drafters, by name: eagle, mtp, int4, qwen2.5-0.5b …; a drafter not given has assumed "
         "values. In place of by_position, what engines log: accepted_per_position, or accept_length with draft_shape [steps, "
@@ -105,13 +105,6 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         description="time of a round of a model's drafts outside its passes: host, sampling, hand-over; null: the method's "
         "value (tlt: 2 ms, assumed; others: the time between the engine's passes, at least the launch of a layer)",
     )
-
-    @field_validator("acceptance", mode="before")
-    @classmethod
-    def _logged(cls, acceptance: Any) -> Any:
-        if not isinstance(acceptance, dict):
-            return acceptance
-        return {name: with_positions(one) for name, one in acceptance.items()}
 
     @field_validator("acceptance")
     @classmethod

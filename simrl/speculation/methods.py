@@ -76,8 +76,8 @@ class Speculation:
     """A worker's way to draft.
 
     `model` names a model drafter: `eagle`, `mtp`, one of `QUANTISED`, or a model of `simrl profile
-    names`. `verify` and `bias` are of whole old responses (`spec_rl`). `follows`: its weights are
-    those of the policy that it drafts for, trained with it or made from it. `draft_vocab`: tokens
+    names`. `verify` and `bias` are of whole old responses (`spec_rl`). `follows`: its weights
+    follow the policy that it drafts for, trained with it or made from it. `draft_vocab`: tokens
     of the vocabulary from which `eagle` drafts (0: the target's). `round_s` is the time of a round
     of its drafts outside its passes (None: the host's time between passes), `level_s` the time of
     each pass of `eagle` outside its kernels. Of `candidates`, models or `ngram`, the draft ladder
@@ -450,6 +450,13 @@ def eagle3(
     Not modelled: choosing the branches of a tree and building its mask on the GPU; the host's pauses within a round, unless
     speculation.draft_round_s has them.
     """
+    refuse(
+        (
+            topk == 1 and tokens not in (None, steps + 1),
+            f"speculation eagle3: tokens is {tokens}: with topk=1, all {steps} drafted ones and the last known one are "
+            "verified; leave it out, or give a larger topk",
+        )
+    )
     tree = Strategy(steps, topk, tokens or steps + 1)
     return Speculation(
         "eagle3",
@@ -494,7 +501,7 @@ def mtp(
 def efficient_rollout(
     precision: Literal["int4", "fp8"] = "int4",
     gate: Literal["open"] | Toggle | None = None,
-    draft_tokens: Tokens = 7,
+    draft_tokens: Tokens | None = None,
 ) -> Speculation:
     """Draft with the policy itself, its weights quantised, once it pays (EfficientRollout).
 
@@ -503,17 +510,28 @@ def efficient_rollout(
     drafts, and is armed once more than `ramp` requests run. Drafts are on, to the end of the rollout, when the accept length
     of its last rollout, over the time of a round by the time of a plain pass at the running requests' mean length, is at
     least 1.05: both by the scenario's profile. After two rollouts with 94 % of all workers' drafted tokens accepted (or at
-    most 85 %) all draft more (less) tokens: 5, 7, 9 or 11. `gate` sets these; `open` always drafts `draft_tokens`. The times
-    of a drafter's pass are those of the profile carried over to `precision` by data sheets.
+    most 85 %) all draft more (less) tokens: 5, 7, 9 or 11. `gate` sets these; `open` always drafts `draft_tokens` (7 if not
+    given). A drafter's passes take the profile's times, carried over to `precision` by data sheets.
     Not modelled: CUDA graphs of each number of draft tokens; the arithmetic of quantising, whose bytes alone are counted.
     """
     rule = gate or Toggle()
-    most = draft_tokens if isinstance(rule, str) else max(rule.ladder)
+    ladder = [] if isinstance(rule, str) else list(rule.ladder)
+    refuse(
+        (
+            ladder != sorted({*ladder}),
+            f"speculation efficient_rollout: ladder is {ladder}; give numbers of draft tokens that rise",
+        ),
+        (
+            ladder and draft_tokens is not None,
+            f"speculation efficient_rollout: draft_tokens is {draft_tokens}, and its gate has a ladder of them; give "
+            "gate=open, or the gate's ladder",
+        ),
+    )
     return Speculation(
         "efficient_rollout",
         "model",
         "EfficientRollout, arXiv 2606.18967",
-        Fixed(tokens=most),
+        Fixed(tokens=max(ladder, default=draft_tokens or 7)),
         rule,
         precision,
         follows=True,

@@ -315,10 +315,11 @@ def whole_response_runs(
     return WholeResponseRuns(lengths, np.minimum(drawn, np.minimum(lengths, tokens)), ago)
 
 
-def old_lengths(trace: Trace, step: int) -> Ints:
-    """Return the tokens of the old responses to a step's prompts, each with its prompt."""
+def old_lengths(trace: Trace, steps: int, step: int) -> Ints:
+    """Return the tokens of the old responses to a step's prompts, each with its prompt; none after
+    the last of a run's `steps`."""
     _, first, end = trace.step_slices[step % len(trace.step_slices)]
     rates = ModelAcceptance(by_position=(0.5,))  # the lengths do not depend on them
     old = trace.once("old lengths", lambda: whole_response_runs(trace, rates)).old_tokens
     whole = old + trace.column("prompt_tokens").astype(np.int64)
-    return whole[first:end][old[first:end] > 0]
+    return whole[first:end][(old[first:end] > 0) & (step < steps)]

@@ -11,7 +11,8 @@ prefills, few run), then it begins as soon as
 
 for the running requests at their mean length (`EngineCore._check_sd_toggle`). The pass after this
 has no drafts yet. The accept length is what this worker had in its last rollout with drafts
-(`wake_up`), also if the draft tokens have changed since.
+(`wake_up`). Where the draft tokens have changed after a rollout in which it had none, it is the new
+draft tokens (`force_set_gamma`, which comes first: a worker with drafts then takes what it had).
 """
 
 from __future__ import annotations

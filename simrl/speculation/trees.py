@@ -21,10 +21,11 @@ What engines log of drafts is turned into an acceptance here, too (`with_positio
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field, ValidationError
 
 from simrl.errors import InputError, refuse
 from simrl.profile.compiled import kernel
@@ -32,6 +33,7 @@ from simrl.speculation.acceptance import MOST_PROBABLE, ModelAcceptance
 from simrl.speculation.choices import Strategy
 from simrl.speculation.matching import Floats
 from simrl.trace.draws import uniforms
+from simrl.validation import explain
 
 # Assumed: with these two, trees of 12 levels and 64 tokens whose acceptance gives TLT's Table 1 at
 # topk 8 (accept length 8.67) give it at topk 4 to 12 within 1 %; at 16 it is 3 % too long, as more
@@ -127,18 +129,51 @@ def _levels_reached(
     return reached / trees
 
 
+class Logged(BaseModel, frozen=True, extra="allow", allow_inf_nan=False):
+    """An acceptance as a scenario has it, with what an engine logs of drafts."""
+
+    accepted_per_position: (
+        Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] | None
+    ) = None
+    accept_length: float | None = None
+    draft_shape: tuple[  # small enough that its trees are grown in seconds
+        Annotated[int, Field(ge=1, le=32)],
+        Annotated[int, Field(ge=1, le=16)],
+        Annotated[int, Field(ge=1, le=128)],
+    ] = (3, 1, 4)
+
+
 def with_positions(acceptance: Any) -> Any:
     """Return an acceptance as a scenario has it, with `by_position` in place of what engines log.
-    Raise `ValueError` for an accept length that drafts of its shape cannot have."""
+    Raise `ValueError` for values that no engine logs, and for an accept length that drafts of its
+    shape cannot have."""
     if not isinstance(acceptance, dict):
         return acceptance
-    parts, rates = dict(acceptance), []
-    if shares := parts.pop("accepted_per_position", None):
-        rates = [after / before for before, after in pairwise([1.0, *shares])]
-    if length := parts.pop("accept_length", None):
-        rates = [probability(length, Strategy(*parts.pop("draft_shape", (3, 1, 4))))]
+    try:
+        logged = Logged.model_validate(acceptance)
+    except ValidationError as error:
+        raise ValueError(explain(error, Logged, "an acceptance")[1]) from error
+    parts, length = logged.model_extra or {}, logged.accept_length
+    shares = [1.0, *(logged.accepted_per_position or ())]
+    refuse(
+        (
+            ("by_position" in parts) + (len(shares) > 1) + (length is not None) > 1,
+            "by_position, accepted_per_position and accept_length say the same; give one of them",
+        ),
+        (
+            shares != sorted(shares, reverse=True),
+            f"accepted_per_position is {shares[1:]}: no more drafts can have their first 2 tokens accepted than their first; "
+            "give shares that do not rise",
+        ),
+        error=ValueError,
+    )
+    rates = (
+        [after / before for before, after in pairwise(shares)]
+        if length is None
+        else [probability(length, Strategy(*logged.draft_shape))]
+    )
     bounded = [min(max(rate, LEAST_PROBABLE), MOST_PROBABLE) for rate in rates]
-    return parts | ({"by_position": bounded} if rates else {})
+    return {**parts, "by_position": bounded} if rates else acceptance
 
 
 def probability(tokens: float, shape: Strategy) -> float:

@@ -463,8 +463,11 @@ def _drafters(scenario: Scenario, trace: Trace, entries: Entries) -> Searched:
     ]
     models = {name: METHODS[name]().model for name in ("draft_model", "tlt")}
     methods += [name for name, model in models.items() if model in inputs.acceptance]
-    own = {"mtp": MTP, "efficient_rollout": QUANTISED[0]}  # offered if their acceptance is given
-    methods += [name for name, model in own.items() if model in inputs.acceptance]
+    offered = {
+        "mtp": MTP,
+        "efficient_rollout": QUANTISED[0],
+    }  # offered if their acceptance is given
+    methods += [name for name, model in offered.items() if model in inputs.acceptance]
     assumed = [name for name, model in models.items() if model not in inputs.acceptance]
     assumed += [method for drafter, method in TEXT_DRAFTERS.items() if drafter not in known]
     if assumed:

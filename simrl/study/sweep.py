@@ -36,7 +36,10 @@ from simrl.study.store import Outcomes, read_outcome, with_ranges, write_json
 from simrl.systems.recipes import make_system
 
 SYSTEM = "system.name"
-PATH_KEYS = ("workload.trace", "profile.path", "speculation.draft_profile")
+PATH_KEYS = (
+    *("workload.trace", "evaluation.lengths.trace", "profile.path", "judge.profile.path"),
+    "speculation.draft_profile",
+)
 TABLE_FILES = re.compile(r"system\.name=\w+/part-0\.parquet")
 
 

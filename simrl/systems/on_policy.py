@@ -55,8 +55,8 @@ def verl_colocated(version: Version = "0.7") -> System:
     one for each worker: all responses of a prompt are at one worker, and workers end far apart. Since 0.5 (here "0.7") the
     agent loop sends single responses to the least loaded server. `dispatch` replaces either. When the last response has
     ended, the batch passes through the controller. The GPUs switch from rollout to training, compute log-probs, update, and
-    switch back; then every worker loads the new weights and the next step begins.
-    Not modelled: the overlap of reward computation with rollout (rewards arrive `reward_s` after each group).
+    switch back; then every worker loads the new weights and the next step begins. The section `judge` adds a reward model.
+    Not modelled: rewards by a rule before their group has ended (they arrive `reward_s` after it).
     """
     return in_turns(paper="HybridFlow, arXiv 2409.19256", dispatch=DISPATCHES[OF_VERSION[version]])
 
@@ -81,7 +81,7 @@ def split(generations: Count = 1) -> System:
     with its prompts. Rollout and training batches are coupled (TLT §6.2): with `generations` above 1, a step's groups are
     generated in that many parts, each when the gradients of the part before are computed, as trainers do that generate for
     each accumulation step.
-    Not modelled: rewards on dedicated GPUs.
+    Not modelled: as verl_colocated.
     """
     paper = "Open-R1 (Hugging Face), as described in RhymeRL, arXiv 2508.18588 §2"
     if generations == 1:

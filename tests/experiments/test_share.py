@@ -81,6 +81,20 @@ def test_the_table_names_each_job_and_the_idle_time_of_the_cluster():
         (lambda: jobs({"name": "areal"}), "never leaves its GPUs"),
         (lambda: [*jobs()[:1], *jobs({"name": "split", "rollout_share": 0.25})[:1]], "one cluster"),
         (lambda: jobs(evaluation={"every": 1}), "leave them out"),
+        (lambda: jobs(judge={"model": "qwen3-0.6b", "gpus": 1}), "judges and prefill pools"),
+        (
+            lambda: jobs(
+                cluster={"gpu": "h100", "gpus": 8, "tp": 1, "prefill": {"gpus": 2}},
+            ),
+            "judges and prefill pools",
+        ),
+        (
+            lambda: jobs(
+                {"name": "verl_colocated", "speculation": {"name": "spec_rl", "verify": "trainer"}},
+                speculation={"acceptance": {"old_response": {"by_position": [0.9]}}},
+            ),
+            "drafts",
+        ),
     ],
 )
 def test_what_is_not_modelled_is_refused_in_one_line(jobs_, words):

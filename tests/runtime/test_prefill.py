@@ -315,9 +315,21 @@ def test_workers_of_both_pools_may_have_sizes_of_their_own():
     assert_nothing_is_lost(watch(ready))
 
 
+def test_the_size_of_prefill_workers_divides_their_own_gpus_alone():
+    cluster = {"gpu": "h100", "gpus": 6, "tp": 1, "prefill": {"gpus": 4, "tp": 4}}
+    ready = prepare(with_pools("verl_colocated", cluster=cluster))
+    assert (ready.workers, ready.prefill.tp, ready.prefill.workers) == (2, 4, 1)
+    assert_nothing_is_lost(watch(ready))
+
+
 @pytest.mark.parametrize(
     ("system", "changes", "words"),
     [
+        (
+            "verl_colocated",
+            {"cluster": {**POOLS, "gpus": 12, "prefill": {"gpus": 5, "tp": 5}}},
+            "cluster.prefill.tp is 5: it does not divide the 16 attention heads",
+        ),
         ("laminar", {}, "loads? weights one by one"),
         ("verl_2x", {}, "change sides or sizes"),
         ({"name": "verl_colocated", "speculation": "ngram"}, {}, "drafts of decode workers"),

@@ -213,6 +213,24 @@ def test_a_models_config_is_found_beside_the_scenario(file, tmp_path, monkeypatc
     assert load_scenarios(tmp_path / "scenario.yaml", ["model=qwen3-8b"])[0].model == "qwen3-8b"
 
 
+def test_paths_of_a_judge_are_those_of_its_file(file, tmp_path, monkeypatch):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "my.toml").write_text('base = "h100"\nname = "mine"\nmemory_bytes_per_s = 3e12\n')
+    judge = "judge: {model: mine, gpus: 1, gpu: my.toml, profile: {path: p.parquet}}\nsystems: "
+    written(file, ("systems: ", judge))
+    monkeypatch.chdir("/")
+    read = load_scenarios(tmp_path / "scenario.yaml")[0].judge
+    assert read is not None and read.sheet is not None
+    assert [read.model, read.profile.path] == [str(tmp_path / n) for n in ("mine", "p.parquet")]
+    named = load_scenarios(tmp_path / "scenario.yaml", ["judge.model=Qwen/Qwen3-8B"])[0].judge
+    assert named is not None and named.model == "qwen3-8b"
+
+
+@pytest.mark.parametrize("key", ["judge", "evaluation", "cluster.prefill"])
+def test_a_number_for_a_section_is_refused_with_its_keys(file, key):
+    assert f"{key} is 3; it has the keys" in refusal(file, f"{key}=3")
+
+
 def test_what_a_message_needs_does_not_change_what_a_result_says(file):
     scenario = load_scenarios(file)[0]
     assert scenario.file == "scenario.yaml"

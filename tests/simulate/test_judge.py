@@ -210,6 +210,7 @@ def test_a_swap_moves_the_weights_of_both_sides_and_a_sleep_that_a_load_has_is_n
         ("areal", TURNS, {}, "responses of areal run while others are judged; give it judge.gpus"),
         ("one_step_off", TURNS, {}, "responses of one_step_off run while others are judged"),
         ("verl_colocated", {**TURNS, "gpu": "h200"}, {}, "judge.gpu and cost_per_gpu_hour are of GPUs of its own"),
+        ("verl_colocated", {**JUDGE, "model": "qwen9"}, {}, "judge.model qwen9: no known name"),
         ("verl_colocated", {**JUDGE, "tp": 4}, {}, "judge.tp is 4: it does not divide its 2 GPUs"),
         ("verl_colocated", TURNS, {"cluster": {"gpu": "h100", "gpus": 4, "tp": 2}}, "use a multiple, or give it judge.gpus"),
         ("verl_colocated", TURNS, {"faults": [{"kind": "slow", "worker": 0, "factor": 2.0}]}, "faults"),

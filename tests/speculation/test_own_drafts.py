@@ -12,7 +12,7 @@ from simrl.simulate.run import simulate
 from simrl.speculation.draft_times import mtp_shape, own_drafts
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.speculation.methods import eagle3, efficient_rollout, mtp
-from tests.helpers import rows, scenario
+from tests.helpers import scenario
 
 DENSE, MOE = "mimo-7b", "glm-4.5-air"
 
@@ -93,24 +93,3 @@ def test_what_follows_the_policy_does_not_drift():
     assert inputs.acceptance_of(mtp()).drift_per_update > 0
     assert inputs.acceptance_of(efficient_rollout()).drift_per_update == 0
     assert inputs.acceptance_of(eagle3()).drift_per_update > 0
-
-
-def test_acceptance_by_depth_is_drawn_by_depth():
-    inputs = {"acceptance": {"mtp": {"accepted_per_position": [0.9, 0.45], "kind": "measured"}}}
-    long = {
-        "synthetic": {
-            "steps": 3,
-            "prompts_per_step": 8,
-            "group": 4,
-            "cap_tokens": 900,
-            "mean_tokens": 500,
-            "sigma": 0.2,
-        }
-    }
-    result = run({"name": "mtp", "draft_tokens": 2}, speculation=inputs, workload=long)
-    drafted, accepted, passes = (
-        sum(r[key] for r in rows(result.samples))
-        for key in ("drafted_tokens", "accepted_tokens", "verifications")
-    )
-    assert drafted == pytest.approx(2 * passes, rel=0.01)
-    assert accepted / passes == pytest.approx(0.9 + 0.45, rel=0.02)

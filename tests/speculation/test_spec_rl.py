@@ -28,12 +28,12 @@ TWO_EPOCHS = {
 KEPT = {"acceptance": {"old_response": {"by_position": [0.995], "kind": "measured"}}}
 
 
-def run(system="verl_colocated", **method):
+def run(system="verl_colocated", steps=4, **method):
     speculation = {"name": "spec_rl", **method} if method else "none"
     return simulate(
         scenario(
             {"name": system, "speculation": speculation},
-            steps=4,
+            steps=steps,
             workload=TWO_EPOCHS,
             speculation=KEPT,
         )
@@ -45,8 +45,9 @@ def test_the_trainer_verifies_between_update_and_rollout_from_the_second_epoch_o
     kinds = [[span["kind"] for span in lanes(x)["rollout-000"]] for x in (trainer, engine)]
     assert kinds[0].count("log_prob") - kinds[1].count("log_prob") == 2
     after = [b for a, b in pairwise(kinds[0]) if a == "train"]
-    # Before the third and the fourth step, and after the last update for a fifth, whose prompts are those of the first.
-    assert after == ["switch", "log_prob", "log_prob", "switch"]
+    assert after == ["switch", "log_prob", "log_prob", "switch"]  # before the third and the fourth
+    shorter = [span["kind"] for span in lanes(run(steps=3, verify="trainer"))["rollout-000"]]
+    assert [b for a, b in pairwise(shorter) if a == "train"] == ["switch", "log_prob", "switch"]
     asked = {"name": "verl_colocated", "speculation": {"name": "spec_rl", "verify": "trainer"}}
     made = scenario(asked, steps=4, workload=TWO_EPOCHS, speculation=KEPT)
     assert_nothing_is_lost(watch(prepare(made)))
@@ -88,3 +89,9 @@ def test_a_bias_needs_rates_and_an_overlapping_system_the_engine():
         prepare(scenario(asked, workload=TWO_EPOCHS))
     with pytest.raises(InputError, match="use verify=engine"):
         run("areal", verify="trainer")
+
+
+@pytest.mark.parametrize("system", ["dapo", "rollpacker", "verl_v1_sync"])
+def test_a_system_whose_next_prompts_are_no_step_of_the_trace_needs_the_engine(system):
+    with pytest.raises(InputError, match="draws others to fill its batches; use verify=engine"):
+        run(system, verify="trainer")

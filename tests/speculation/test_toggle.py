@@ -1,10 +1,12 @@
 import numpy as np
 import pytest
+import simpy
 
 from simrl.engine.engine import one_engine
 from simrl.engine.state import Limits
+from simrl.errors import InputError
 from simrl.simulate.prepare import prepare
-from simrl.simulate.run import simulate
+from simrl.simulate.run import Schedule, simulate, simulated_workers
 from simrl.speculation.acceptance import ModelAcceptance
 from simrl.speculation.choices import Toggle
 from simrl.speculation.decoding import MODEL, TOGGLE, Decoding, Rule, chains
@@ -103,6 +105,34 @@ def test_a_run_generates_the_same_tokens_and_conserves_them(system):
             {r["uid"]: r["generated_tokens"] for r in rows(x.samples)} for x in (drafted, plain)
         ]
         assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"name": "efficient_rollout", "draft_tokens": 5}, "give gate=open"),
+        ({"name": "efficient_rollout", "gate": {"ladder": [5, 3]}}, "draft tokens that rise"),
+        ({"name": "efficient_rollout", "gate": {"ladder": [5, 5]}}, "draft tokens that rise"),
+        ({"name": "eagle3", "tokens": 9}, "tokens is 9: with topk=1"),
+    ],
+)
+def test_a_parameter_that_would_change_nothing_is_refused_in_a_line(parameters, words):
+    with pytest.raises(InputError, match=words) as refused:
+        make_speculation(parameters)
+    assert "\n" not in str(refused.value)
+    assert make_speculation({"name": "eagle3", "tokens": 4}) is not None  # steps + 1
+
+
+def test_of_a_new_rung_workers_with_drafts_keep_what_they_had_and_the_others_take_its_tokens():
+    method = {"name": "efficient_rollout", "gate": {"ladder": [3, 5], "persistence": 1}}
+    ready = prepare(scenario({"name": "verl_colocated", "speculation": method}))
+    first = Schedule(ready, simpy.Environment(), simulated_workers)
+    drafting, engines = first.workers[0]._drafting, [w.engine for w in first.workers]
+    totals = engines[0].fleet.t
+    totals["rollout_drafts"][0], totals["rollout_accepted"][0] = 100, 290
+    for engine in engines:
+        drafting.weights_loaded(engine, 1)
+    assert totals["accept_length"].tolist() == [3.9, *[5.0] * (len(engines) - 1)]
 
 
 def test_the_method_has_the_scripts_defaults():

@@ -381,7 +381,8 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
         *dict.fromkeys(line for metadata in of_results for line in _notable(metadata)),
         f"Rests on step times {times}, rollouts {rollouts}, training computed{constants_of}.",
         *_assumed(of_results),
-        f"--inputs lists all inputs, and {missing} things not modelled; --explain-columns, what the columns mean.",
+        f"--inputs lists all inputs, and {missing} thing{'s' * (missing != 1)} not modelled; --explain-columns, what the "
+        "columns mean.",
     ]
 
 

@@ -362,6 +362,11 @@ def _notable(metadata: Facts) -> list[str]:
     scheduler, policy = map(scenario["engine"].get, ("scheduler", "schedule_policy"))
     return [
         *[f"Model: {scenario['model']}, {file}"] * bool(file),
+        *(
+            f"Evaluations: none is due; evaluation.every is {rule['every']}, and the run has {scenario['steps']} updates"
+            for rule in filter(None, [scenario.get("evaluation")])
+            if rule["every"] >= scenario["steps"] and not rule["at_start"]
+        ),
         *[f"Scheduler: {scheduler} (engine.scheduler), {policy}"] * (scheduler == "sglang"),
     ]
 

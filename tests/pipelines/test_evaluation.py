@@ -159,7 +159,8 @@ def test_an_evaluation_set_has_its_own_lengths_and_repeats_its_prompts():
     [
         ("verl_colocated", {"when": "beside_training"}, "use when: between_steps"),
         ("laminar", {}, "training.evaluate_every"),
-        ({"name": "areal", "adapt_split_every": 2}, {}, "changes its workers"),
+        ({"name": "areal", "adapt_split_every": 2}, {}, "moves GPUs by adapt_split_every 2"),
+        ("verl_colocated", {"prefer": "train"}, "evaluation.prefer is train"),
     ],
 )
 def test_what_is_not_modelled_is_refused_in_one_line(system, changes, words):

@@ -19,9 +19,10 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import simpy
+import typer
 from rich.console import Console
 
 from simrl.errors import InputError, refuse
@@ -234,7 +235,7 @@ def require_exclusive(results: Sequence[Result]) -> None:
 
 def table(jobs: Sequence[Job]) -> list[str]:
     """Return the lines of a comparison: each job alone and shared, then the cluster."""
-    lines = ["job | s a step alone | shared | waits for rollout GPUs | for train GPUs"]
+    lines = ["job | s a step alone | s a step shared | waits for rollout GPUs | for train GPUs"]
     lines.append("--- | ---: | ---: | ---: | ---:")
     alone_s, used, alone_used = 0.0, 0.0, 0.0
     for job in jobs:
@@ -259,23 +260,31 @@ def table(jobs: Sequence[Job]) -> list[str]:
     return lines
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Print the table of the files' jobs."""
-    files = [argument for argument in arguments if "=" not in argument]
-    changes = tuple(argument for argument in arguments if "=" in argument)
-    prepared = []
-    for file in files:
-        scenarios = load_scenarios(file, changes)
-        refuse(
-            (len(scenarios) != 1, f"{file}: {len(scenarios)} runs; a job is one: give one system")
+def main(
+    files: Annotated[list[str], typer.Argument(help="two scenario files or more, and KEY=VALUE")],
+) -> None:
+    """Print the table of the files' jobs, which share one cluster; KEY=VALUE changes all of them."""
+    names = [argument for argument in files if "=" not in argument]
+    changes = tuple(argument for argument in files if "=" in argument)
+    try:
+        prepared = []
+        for file in names:
+            scenarios = load_scenarios(file, changes)
+            refuse(
+                (
+                    len(scenarios) != 1,
+                    f"{file}: {len(scenarios)} runs; a job is one: give one system",
+                )
+            )
+            prepared += map(prepare, scenarios)
+        refuse((len(prepared) < 2, "give the files of two jobs or more"))
+        Console(soft_wrap=True).print(
+            "\n".join(table(share(prepared))), markup=False, highlight=False
         )
-        prepared += map(prepare, scenarios)
-    refuse((len(prepared) < 2, "give the files of two jobs or more"))
-    Console(soft_wrap=True).print("\n".join(table(share(prepared))), markup=False, highlight=False)
+    except InputError as error:
+        print(f"share: {error}", file=sys.stderr)
+        raise typer.Exit(2) from error
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except InputError as error:
-        sys.exit(f"share: {error}")
+    typer.run(main)

@@ -291,8 +291,11 @@ def shortened(value: Any) -> str:
 
 def in_words(value: Any) -> str:
     """Return a value as people write it, also in YAML and on the command line: on and off for true
-    and false."""
-    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+    and false, null for none."""
+    if isinstance(value, dict):
+        return f"{{{', '.join(f'{key}: {in_words(inner)}' for key, inner in value.items())}}}"
+    spelt = isinstance(value, bool) or value is None
+    return {True: "on", False: "off", None: "null"}[value] if spelt else str(value)
 
 
 def switched(value: Any) -> Any:

@@ -86,14 +86,24 @@ class Evidence:
 
     def beside(self, *others: str) -> str:
         """Return the command that compares the run's system with others."""
-        names = dict.fromkeys((self.system, *others))
+        possible = [name for name in others if self.is_plain or make_system(name, {}).evaluates]
+        names = dict.fromkeys((self.system, *(possible or ["areal", "verl_colocated"])))
         return " ".join(["simrl compare SCENARIO", *(f"--pipeline {name}" for name in names)])
+
+    @property
+    def is_plain(self) -> bool:
+        """Return whether the scenario has no part that needs weights in all workers at one time:
+        evaluations, prefill workers."""
+        scenario = self.metadata["scenario"]
+        return not (
+            scenario.get("evaluation") or (scenario["cluster"].get("prefill") or {}).get("gpus")
+        )
 
     @property
     def adapted(self) -> str | None:
         """Return the command of the run with a split that follows idle time; None for a system
         without such a split, or whose own rule moves GPUs."""
-        if not self.takes("adapt_split_every"):
+        if not (self.takes("adapt_split_every") and self.is_plain):
             return None
         moves = make_system(self.system, self.parameters).elastic
         return None if moves else self.again("adapt_split_every=2")

@@ -191,7 +191,9 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         held_up_s=held_up_s,
         findings=tuple(diagnose(Evidence(result, row, steady, of_updates))),
         pools=tuple(_pools(result.metadata)),
-        judge=_judge(result.metadata) if "judge" in result.metadata else None,
+        judge=_judge(result.metadata, row.get("judge_idle"))
+        if "judge" in result.metadata
+        else None,
         evaluations=evaluations(result),
         not_modelled=()
         if "replay" in result.metadata
@@ -218,7 +220,7 @@ def _pools(metadata: Mapping[str, Any]) -> Iterator[PoolShare]:
         yield PoolShare(use, gpus, kind, gpus * hours, gpus * hours * (price or 0.0))
 
 
-def _judge(metadata: Mapping[str, Any]) -> str:
+def _judge(metadata: Mapping[str, Any], idle: float | None) -> str:
     """Say where a judge runs, and what it has read and written, apart from the policy's tokens."""
     judge, gpus = metadata["judge"], metadata["scenario"]["judge"]["gpus"]
     return (
@@ -226,6 +228,8 @@ def _judge(metadata: Mapping[str, Any]) -> str:
         + (f"on {gpus:,} GPUs of its own; " if gpus else "in turns with the rollout engines; ")
         + f"{judge['finished']:,} of {judge['requests']:,} requests answered; {judge['lookup_tokens']:,} tokens read, "
         f"{judge['hit_tokens']:,} of them from its prefix cache, and {judge['generated_tokens']:,} written"
+        + "; it is saturated: more judge.gpus may make the run faster"
+        * (idle is not None and idle < 0.02)
     )
 
 

@@ -88,7 +88,8 @@ class EngineConfig(BaseModel):
         default=0.0,
         ge=0,
         lt=1,
-        description="vLLM: share of the KV blocks that stay free when a request starts beside others",
+        description="vLLM: share of the KV blocks that stay free when a request starts beside others; matters where KV cache "
+        "is short: fewer requests run, and fewer are preempted",
     )
     scheduler: Literal["vllm", "sglang"] = Field(
         default="vllm",

@@ -245,6 +245,7 @@ def evaluations(result: Result) -> dict[str, float]:
     """Return what evaluations took, from the start on; nothing without evaluations.
 
     evaluations               number of evaluations that began
+    evaluations_cut           of them, those that the end of the run cut
     evaluation_tokens         tokens that they generated, which are neither trained nor dropped
     evaluation_share          share of all generated tokens
     evaluation_mixed_share    share of their tokens that another version generated than theirs
@@ -263,6 +264,9 @@ def evaluations(result: Result) -> dict[str, float]:
     each = [evaluated == number for number in np.unique(evaluated)]
     return {
         "evaluations": len(each),
+        "evaluations_cut": len(
+            pc.unique(rows.filter(pc.is_null(rows.column("finished_s"))).column("trace_step"))
+        ),
         "evaluation_tokens": tokens,
         "evaluation_share": tokens / next(totals(samples, "generated_tokens")),
         "evaluation_mixed_share": float(made[version != evaluated].sum() / tokens),

@@ -244,7 +244,12 @@ def named(preset: object, key: str) -> Preset:
     if isinstance(preset, str) and preset in presets:
         return presets[preset]
     if not isinstance(preset, Mapping):
-        near = meant(str(preset), presets)
+        near = (
+            " (use vllm-0.19 for 0.19 and newer)"
+            if str(preset).startswith(("vllm-0.2", "vllm-0.3", "vllm-0.4", "vllm-1"))
+            and presets is ENGINES
+            else meant(str(preset), presets)
+        )
         raise ValueError(
             f"{key} is {preset!r}{near}; there are {', '.join(presets)}, and files such as my.toml"
         )

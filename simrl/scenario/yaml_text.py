@@ -131,6 +131,8 @@ def parse_override(text: str) -> tuple[str, Any]:
         problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
         raise InputError(
             f"override {text!r}: the value is not YAML ({problem or first_line(error)}); quote it, or close its brackets"
+            + f"; several values of {key} are vary=[{{{key}: null}},{{{key}: {{…}}}}]"
+            * ("}," in written or ",{" in written)
         ) from error
 
 

@@ -362,6 +362,11 @@ def _notable(metadata: Facts) -> list[str]:
     scheduler, policy = map(scenario["engine"].get, ("scheduler", "schedule_policy"))
     return [
         *[f"Model: {scenario['model']}, {file}"] * bool(file),
+        *(
+            f"Evaluations: none is due; evaluation.every is {rule['every']}, and the run has {scenario['steps']} updates"
+            for rule in filter(None, [scenario.get("evaluation")])
+            if rule["every"] >= scenario["steps"] and not rule["at_start"]
+        ),
         *[f"Scheduler: {scheduler} (engine.scheduler), {policy}"] * (scheduler == "sglang"),
     ]
 
@@ -381,7 +386,8 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
         *dict.fromkeys(line for metadata in of_results for line in _notable(metadata)),
         f"Rests on step times {times}, rollouts {rollouts}, training computed{constants_of}.",
         *_assumed(of_results),
-        f"--inputs lists all inputs, and {missing} things not modelled; --explain-columns, what the columns mean.",
+        f"--inputs lists all inputs, and {missing} thing{'s' * (missing != 1)} not modelled; --explain-columns, what the "
+        "columns mean.",
     ]
 
 

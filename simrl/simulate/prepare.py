@@ -418,6 +418,11 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
             f"judge.cost_per_gpu_hour is missing: a {judge.gpu} has another price than a {cluster.gpu}; give it, 0 for none",
         ),
         (
+            judge.gpus and judge.cost_per_gpu_hour and not cluster.cost_per_gpu_hour,
+            "judge.cost_per_gpu_hour is given, and cluster.cost_per_gpu_hour is not: the cost would be the judge's "
+            "alone; give both",
+        ),
+        (
             not judge.gpus and (judge.gpu or judge.cost_per_gpu_hour) is not None,
             f"{turns}, and judge.gpu and cost_per_gpu_hour are of GPUs of its own; leave them out, or {alone}",
         ),
@@ -552,8 +557,12 @@ def _with_prefill(prepared: Prepared, inputs: InputCache) -> Prepared:
             f"{pools}: drafts of decode workers are not modelled; use system.speculation=none, or {leave}",
         ),
         (
-            system.dispatch.programs or (prepared.judge and not judge_gpus),
-            f"{pools}: programs, and judges that take turns with rollout, are not modelled beside them; {leave}",
+            system.dispatch.programs,
+            f"{pools}: programs are not modelled beside them; use another system.dispatch, or {leave}",
+        ),
+        (
+            prepared.judge and not judge_gpus,
+            f"{pools}: a judge that takes turns with rollout is not modelled beside them; give it judge.gpus, or {leave}",
         ),
         (
             system.on_update.running == "start_over",
@@ -680,6 +689,7 @@ def _require_evaluable(prepared: Prepared) -> None:
         return
     has_own, longest = trace is not prepared.trace, longest_allowed(trace)
     place = f"evaluation: system {system.name}"
+    counted = "leave the section out, and give training.evaluate_every and evaluate_s"
     config: Any = scenario.evaluation
     _require_few_samples(
         f"evaluation: every {config.every:,} of {scenario.steps:,} updates, its prompts × samples",
@@ -693,9 +703,25 @@ def _require_evaluable(prepared: Prepared) -> None:
             "evaluation: training.evaluate_every is given, too, which counts seconds for evaluations; leave one of them out",
         ),
         (
-            system.evaluates is None or system.tp_sizes or prepared.is_elastic,
-            f"{place} loads weights worker by worker, or changes its workers, and evaluations meanwhile are not modelled; "
-            "leave the section out, and give training.evaluate_every and evaluate_s",
+            system.evaluates is None,
+            f"{place} loads weights worker by worker, and evaluations meanwhile are not modelled; {counted}",
+        ),
+        (
+            system.adapt_split_every,
+            f"{place} moves GPUs by adapt_split_every {system.adapt_split_every}, and evaluations meanwhile are not modelled; "
+            f"use system.adapt_split_every=0, or {counted}",
+        ),
+        (
+            system.tp_sizes or prepared.is_elastic,
+            f"{place} moves GPUs, or changes the sizes of its workers, by its own rule, and evaluations meanwhile are not "
+            f"modelled; {counted}",
+        ),
+        (
+            scenario.evaluation
+            and scenario.evaluation.prefer == "train"
+            and not prepared.evaluates_beside,
+            "evaluation.prefer is train: between steps nothing for training starts beside an evaluation; leave it out, or use "
+            "evaluation.when=beside_training",
         ),
         (
             prepared.evaluates_beside and prepared.colocated,
@@ -739,6 +765,11 @@ def _require_ranks(cluster: ClusterConfig, model: ModelShape, system: System) ->
     are not modelled."""
     gpus, ranks = cluster.worker_gpus, f"cluster.dp is {cluster.dp}"
     refuse(
+        (
+            cluster.prefill.tp and not cluster.prefill.gpus,
+            f"cluster.prefill.tp is {cluster.prefill.tp}, and there are no prefill workers; give cluster.prefill.gpus, or "
+            "leave it out",
+        ),
         (
             model.experts == 0 and cluster.dp > 1,
             f"{ranks}: {model.name} has no experts, and its ranks are workers of their own; use 1",
@@ -875,8 +906,9 @@ def split_gpus(cluster: ClusterConfig, unit: int, system: System) -> tuple[int, 
             ),
             (
                 gpus < unit + prefill,
-                f"system {system.name}: a rollout worker takes {unit} GPUs, those of its drafter included, and {there} "
-                f"{gpus}{f', less {prefill} for prefill' if prefill else ''}; use more GPUs, or fewer draft_gpus",
+                f"system {system.name}: a rollout worker takes {unit} GPU{'s' * (unit > 1)}, those of its drafter included, "
+                f"and {there} {gpus}{f', less {prefill} for prefill' if prefill else ''}; use more GPUs, or fewer "
+                f"{'cluster.prefill.gpus' if prefill else 'draft_gpus'}",
             ),
             cause="GPUs of a worker",
         )

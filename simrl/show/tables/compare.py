@@ -63,7 +63,8 @@ LEAST_SHARE = 0.005  # of tokens or samples that a line mentions
 RAISED = str.maketrans("0123456789", "⁰¹²³⁴⁵⁶⁷⁸⁹")  # digits of a mark
 EPOCHS = ("the first epoch", "later ones")
 SPLIT = re.compile(r", rollout_share=[\d.]+|rollout_share=[\d.]+(, )?")
-SECTION = re.compile(r"\b\w+\.(?=[\w.]*=)")
+# of a key, without pools whose keys a cluster has, too
+SECTION = re.compile(r"\b(?!(?:prefill|judge|train)\.)\w+\.(?=[\w.]*=)")
 LONGEST_LINE = 30  # characters of a label before it is wrapped
 
 
@@ -152,7 +153,11 @@ def headline(rows: Sequence[Row]) -> list[str]:
         if best.get("run_hours") is not None:
             cost = "" if best["run_cost"] is None else f", cost {_number(best['run_cost'])}"
             lead += f" ({_number(best['run_hours'])} h{cost})"
-        level = [row["system"] for row in group if row is not best and is_level(best, row)]
+        level = [
+            row["system"] if row["variant"] == best["variant"] else row_name(row)
+            for row in group
+            if row is not best and is_level(best, row)
+        ]
         leads.append(
             lead
             + f", level with {listed(level)} (simrl's error is {RATIO_ERROR:.0%})" * bool(level)
@@ -181,6 +186,12 @@ def notes(rows: Sequence[Row]) -> list[str]:
     facts = {fact: mark for row in rows for fact, mark in row.get("facts", {}).items()}
     return [
         *(f"{mark} {fact}" for fact, mark in facts.items()),
+        *(
+            f"Evaluations of {row_name(row)}: {row['evaluations']:,}, {_number(row['evaluation_s'])} s each, "
+            f"{row['evaluation_share']:.0%} of its tokens"
+            for row in rows
+            if row.get("evaluations")
+        ),
         *_better_splits(rows),
         *unequal_work(rows),
     ]
@@ -198,7 +209,10 @@ def marked(rows: Sequence[Row]) -> list[Row]:
         }
         for row in rows
     ]
-    return [{**row, "facts": of_row} for row, of_row in zip(rows, facts, strict=True)]
+    return [
+        {**row, "facts": {fact: mark for fact, mark in marks.items() if fact in of_row}}
+        for row, of_row in zip(rows, facts, strict=True)
+    ]
 
 
 def _facts(row: Row, group: Sequence[Row]) -> list[str]:
@@ -215,7 +229,7 @@ def _facts(row: Row, group: Sequence[Row]) -> list[str]:
         "with prefix caching, which others here lack" if row["prefix_caching"] else WITHOUT_CACHE
     )
     caches = [caching] * (unlike and None not in cached)
-    defaults = "" if is_level(group[0], row) else _defaults(row["system"])
+    defaults = "" if is_level(group[0], row) else _defaults(row["system"], group[0]["system"])
     slower = f"slower than {group[0]['system']} with its defaults {defaults}; simrl diff says why"
     return [*updates, *caches, *_acceptance(row), *_tokens_apart(row), *[slower] * bool(defaults)]
 
@@ -251,8 +265,9 @@ def _acceptance(row: Row) -> list[str]:
     return [f"acceptance {row['acceptance']}{f': {listed(parts)}' if len(parts) > 1 else ''}"]
 
 
-def _defaults(label: str) -> str:
-    """Return the parameters of a system alone that its label omits, with their defaults."""
+def _defaults(label: str, first: str) -> str:
+    """Return the parameters of a system alone that its label omits, with their defaults; of the
+    first one's system, only those that its label gives."""
     name, _, parameters = label.partition("(")
     if name not in RECIPES:
         return ""
@@ -260,7 +275,10 @@ def _defaults(label: str) -> str:
     omitted = {
         key: value
         for key, value in parameters_of(name).items()
-        if key not in Shared.model_fields and key not in in_label and value is not None
+        if key not in Shared.model_fields
+        and key not in in_label
+        and value is not None
+        and (name != first.partition("(")[0] or f"{key}=" in first)
     }
     return ", ".join(f"{key}={in_words(value)}" for key, value in omitted.items())
 
@@ -335,7 +353,9 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
     varied, several = _varied(variants), len(variants) > 1
     among = f" with the same {varied}" if several else ""
     # a system may need more GPUs than the cluster has
-    more_gpus = len({(row["variant"], row["gpus"]) for row in rows}) > len(variants)
+    more_gpus = len({(row["variant"], row["gpus"]) for row in rows}) > len(variants) or (
+        len({row["gpus"] for row in rows}) > 1 and any("judge." in variant for variant in variants)
+    )
     drafts, filled = (
         any(row[key] is not None for row in rows) for key in ("accept_length", "occupancy")
     )
@@ -475,11 +495,11 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
 
 
 def _varied(variants: Sequence[str]) -> str:
-    """Return the last part of the only varied key, such as gpus; "variant" if several vary."""
+    """Return the short name of the only varied key, such as gpus; "variant" if several vary."""
     keys = {variant.partition("=")[0] for variant in variants}
     if len(keys) > 1 or any(", " in variant for variant in variants):
         return "variant"
-    return keys.pop().rpartition(".")[2]
+    return SECTION.sub("", f"{keys.pop()}=")[:-1]
 
 
 def _wrapped(text: str) -> str:

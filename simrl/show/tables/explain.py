@@ -50,7 +50,11 @@ def print_explanation(e: Explanation, console: Console) -> None:
     head = f"{e.label}{variant}: {whole.gpus:,} GPUs for {whole.end_s:,.0f} s, {hours}, {e.updates} updates"
     say(console, head, style="bold")
     console.print(_waterfall(e))
-    left_out = f"the first {e.warmup_steps} updates left out, as in a comparison"
+    left_out = (
+        f"the first {e.warmup_steps} updates left out, as in a comparison"
+        if e.warmup_steps
+        else "all updates"
+    )
     say(console, f"The last column: GPU-seconds a trained sample, {left_out}.")
     filled = (
         ""
@@ -137,7 +141,10 @@ def _pools(pools: Sequence[PoolShare]) -> str:
 def _evaluations(e: Mapping[str, float]) -> str:
     """Return the number of evaluations, their seconds and tokens."""
     return (
-        f"{e['evaluations']:,}, {number(e['evaluation_s'])} s each on average; {e['evaluation_tokens']:,} tokens, "
+        f"{e['evaluations']:,}"
+        + f", {e['evaluations_cut']:,} of them cut by the end of the run"
+        * bool(e["evaluations_cut"])
+        + f", {number(e['evaluation_s'])} s each on average; {e['evaluation_tokens']:,} tokens, "
         f"{e['evaluation_share']:.0%} of all generated, {e['evaluation_mixed_share']:.0%} of them by newer weights"
     )
 

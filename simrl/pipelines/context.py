@@ -78,8 +78,10 @@ class RunContext:
         workers = *self.workers, *self.prefill
 
         def load() -> simpy.Event:
-            version = self.trainer.version
-            return gather(self.env, [each.load_weights(version, mode, retry_s) for each in workers])
+            return gather(
+                self.env,
+                [each.load_weights(self.trainer.version, mode, retry_s) for each in workers],
+            )
 
         return self.around(load)
 

@@ -67,10 +67,9 @@ class Judge:
             self._recorder,
             max_concurrent=None if config.gpus else 0,  # until its turn
         )
-        samples = len(run.trace)
-        starts = run.trace.group_starts if config.per == "group" else np.arange(samples)
+        starts = run.trace.group_starts if config.per == "group" else np.arange(len(run.trace))
         self._tokens = np.repeat(
-            engines.trace.column("response_tokens"), np.diff(starts, append=samples)
+            engines.trace.column("response_tokens"), np.diff(starts, append=len(run.trace))
         ).tolist()
         self._look, self._turn_over = once_an_instant(env, self._begin_turn), Signal(env)
         recorder.on_finished = self._finished

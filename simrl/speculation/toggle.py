@@ -52,8 +52,7 @@ def first_accept_length(rule: Toggle) -> float:
     """Return the accept length, in tokens a pass, that the first rollout is taken to have: with a
     ladder its first draft tokens, else `_cold_start_L`."""
     tokens, less = rule.ladder[0], [0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0]
-    discount = less[min(max(tokens - 2, 0) // 2, 6)]
-    return float(tokens) - discount * (len(rule.ladder) == 1)
+    return float(tokens) - less[min(max(tokens - 2, 0) // 2, 6)] * (len(rule.ladder) == 1)
 
 
 @kernel

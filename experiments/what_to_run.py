@@ -50,8 +50,9 @@ BOUNDS: Mapping[str, int | None] = {
 }  # updates, of the oldest token
 SHARES = (0.5, 0.625, 0.75)
 ALIKE = {"minibatches": 1, "log_probs": 1}  # the algorithm is everybody's, the schedule is compared
-HALVINGS = 2
+HALVINGS = 1
 FACTORS = (0.5, 2.0)
+SHORTER = 0.95  # of the data's mean response; what trains shorter ones has dropped long ones
 DRAFTERS = ("none", "ngram", "siblings", "histospec", "draft_model", "tlt")
 Row = Mapping[str, Any]
 Settings = Mapping[str, Any]
@@ -183,21 +184,34 @@ class Table:
         """Return a row for each system at a value of an axis; `error` where it cannot run."""
         settings = AXES[axis].settings(value)
         scenarios = [scenario(settings, system) for system in systems]
-        return self.add(scenarios, part=part, axis=axis, value=value)
+        return self.add(scenarios, settings, part=part, axis=axis, value=value)
 
-    def add(self, scenarios: Sequence[Scenario], **labels: Any) -> list[dict[str, Any]]:
-        """Return the rows of scenarios; the table keeps them under the labels."""
+    def add(
+        self,
+        scenarios: Sequence[Scenario],
+        settings: Settings | None = None,
+        **labels: Any,
+    ) -> list[dict[str, Any]]:
+        """Return the rows of scenarios, whose workload the settings make; the table keeps them under
+        the labels."""
+        base = Point(scenario(settings or {}, {"name": BASE, **ALIKE}), self._outcomes.digests)
         points = [Point(each, self._outcomes.digests) for each in scenarios]
+        whole, *outcomes = self._outcomes.of([base, *points])
         rows = []
-        for point, outcome in zip(points, self._outcomes.of(points), strict=True):
+        for point, outcome in zip(points, outcomes, strict=True):
             system = point.scenario.system
             kept = {"name": system.name, "parameters": system.parameters}
-            rows.append({**labels, **kept, **_brief(outcome)})
+            rows.append({**labels, **kept, **_brief(outcome, trained_tokens(whole["row"]))})
         self.rows += rows
         return rows
 
 
-def _brief(outcome: Mapping[str, Any]) -> dict[str, Any]:
+def trained_tokens(row: Row) -> float:
+    """Return the mean tokens of a trained response."""
+    return float(row["tokens_per_s"] / row["samples_per_s"])
+
+
+def _brief(outcome: Mapping[str, Any], data_tokens: float) -> dict[str, Any]:
     if "error" in outcome:
         return {"error": outcome["error"]}
     row = outcome["row"]
@@ -206,6 +220,7 @@ def _brief(outcome: Mapping[str, Any]) -> dict[str, Any]:
         "oldest": largest_off_policyness(row),
         "mean": round(float(row["off_policyness_mean"]), 2),
         "settled": bool(row["settled"]),
+        "length": round(trained_tokens(row) / data_tokens, 3),
     }
 
 
@@ -217,12 +232,14 @@ def rate(row: Row) -> float:
 
 
 def within(rows: Iterable[Row], bound: int | None) -> list[Row]:
-    """Return the settled rows within a bound on the oldest trained token, the fastest first; a row
-    that has not settled counts where the system's own rule keeps the bound."""
+    """Return the settled rows within a bound on the oldest trained token that train responses as long
+    as the data's, the fastest first; a row that has not settled counts where the system's own rule
+    keeps the bound."""
     kept = [
         row
         for row in rows
         if "error" not in row
+        and row["length"] >= SHORTER
         and (bound is None or row["oldest"] <= bound)
         and (row["settled"] or _keeps(row, bound))
     ]
@@ -309,7 +326,7 @@ def combine(outcomes: Outcomes, table: Table, rows: Sequence[Row]) -> list[dict[
     the choice rests on."""
     answers = []
     for bound, most in BOUNDS.items():
-        pipelines = [row for row in best_of_each(within(rows, most))[:4]]
+        pipelines = [row for row in best_of_each(within(rows, most))[:3]]
         entries = [{"name": r["name"], **r["parameters"]} for r in pipelines]
         drafted = [
             {**entry, **({} if drafter == "none" else {"speculation": drafter})}
@@ -337,7 +354,7 @@ def combine(outcomes: Outcomes, table: Table, rows: Sequence[Row]) -> list[dict[
             ],
             most,
         )
-        rivals = [best[0], *(r for r in best_of_each(best) if r is not best[0])][:3]
+        rivals = [best[0], *(r for r in best_of_each(best) if r is not best[0])][:2]
         rivals += [r for r in best if drafter_of(r) == "none"][:1]
         answers.append(
             {
@@ -454,7 +471,7 @@ def parts(data: Mapping[str, Any]) -> dict[str, list[str]]:
             for row in here:
                 if "error" in row:
                     refused.setdefault(row["error"], []).append(f"{row['name']} ({_number(value)})")
-    heads = ["regime", f"{BASE}, samples/s", *(f"at most {bound} updates old" for bound in BOUNDS)]
+    heads = ["regime", f"{BASE}, samples/s", *(_within(bound) for bound in BOUNDS)]
     change = [
         [
             AXES[c["axis"]].words,
@@ -477,6 +494,10 @@ def parts(data: Mapping[str, Any]) -> dict[str, list[str]]:
         "why": _reasons(data),
         "robust": _robust(data),
     }
+
+
+def _within(bound: str) -> str:
+    return "any age" if BOUNDS[bound] is None else f"at most {bound} updates old"
 
 
 def _number(value: Any) -> str:

@@ -45,7 +45,21 @@ def test_a_run_that_had_not_settled_is_no_answer_unless_its_rule_bounds_it():
         "oldest": 3,
         "mean": 2.0,
         "settled": False,
+        "length": 1.0,
     }
     bounded = {**growing, "name": "one_step_off", "oldest": 1}
     assert within([growing, bounded], 4) == [bounded]
     assert SCENARIO.exists()
+
+
+def test_a_system_that_trains_shorter_responses_than_the_data_has_is_no_answer():
+    short = {
+        "name": "prime_rl",
+        "parameters": {},
+        "samples_per_s": 9.0,
+        "oldest": 1,
+        "settled": True,
+        "length": 0.6,
+    }
+    assert within([short], 1) == []
+    assert within([{**short, "length": 1.0}], 1) != []

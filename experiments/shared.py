@@ -86,8 +86,8 @@ def scenario_from(
 ) -> Scenario:
     """Return the scenario of a file with these settings, under one system. Raise `InputError`."""
     entry = {"name": system} if isinstance(system, str) else dict(system)
-    given = [Setting(key, value, path.name) for key, value in settings.items()]
-    return ScenarioFile(path, given).scenario([], entry)
+    overrides = [Setting(key, value, path.name) for key, value in settings.items()]
+    return ScenarioFile(path, overrides).scenario([], entry)
 
 
 @contextmanager

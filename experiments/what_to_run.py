@@ -37,7 +37,8 @@ from simrl.study.point import Point
 from simrl.study.progress import compile_kernels
 from simrl.study.robustness import WORDS, perturbed
 from simrl.study.store import Outcomes, simulating
-from simrl.systems.recipes import make_system, parameters_of
+from simrl.systems.recipes import RECIPES, make_system, parameters_of
+from simrl.systems.system import System
 
 HERE = Path(__file__).resolve().parent
 SCENARIO = HERE / "what_to_run.yaml"
@@ -52,8 +53,10 @@ SHARES = (0.5, 0.625, 0.75)
 ALIKE = {"minibatches": 1, "log_probs": 1}  # the algorithm is everybody's, the schedule is compared
 HALVINGS = 1
 FACTORS = (0.5, 2.0)
+ORDINARY = ("least_requests", "even_split", "round_robin", "round_robin_groups")
 SHORTER = 0.95  # of the data's mean response; what trains shorter ones has dropped long ones
-DRAFTERS = ("none", "ngram", "siblings", "histospec", "draft_model", "tlt")
+DRAFTERS = ("none", "histospec", "draft_model", "tlt")
+COMBINED = ("0", "4")  # the bounds of the search of combinations, for its time
 Row = Mapping[str, Any]
 Settings = Mapping[str, Any]
 
@@ -262,21 +265,21 @@ def best_of_each(rows: Sequence[Row]) -> list[Row]:
 def words(row: Row) -> str:
     """Return a system with the parameters that were tried."""
     parameters = {k: v for k, v in row["parameters"].items() if k not in ALIKE and v != "none"}
-    given = ", ".join(f"{key} {value}" for key, value in parameters.items())
-    return f"{row['name']} ({given})" if given else str(row["name"])
+    chosen = ", ".join(f"{key} {value}" for key, value in parameters.items())
+    return f"{row['name']} ({chosen})" if chosen else str(row["name"])
 
 
 def changes(table: Table, at: Mapping[tuple[str, Any], Sequence[Row]]) -> list[dict[str, Any]]:
     """Return where the answer changes along each ordered axis, bracketed by further simulations."""
-    found = []
+    answer = []
     for name, axis in AXES.items():
         pairs = zip(axis.values, axis.values[1:], strict=False) if axis.ordered else ()
         for low, high in pairs:
             for bound, most in BOUNDS.items():
                 first, last = (best_of_each(within(at[name, x], most)) for x in (low, high))
                 if first and last and _flips(first, last):
-                    found.append(_bracket(table, name, low, high, bound, first[0], last[0]))
-    return found
+                    answer.append(_bracket(table, name, low, high, bound, first[0], last[0]))
+    return answer
 
 
 def _flips(first: Sequence[Row], last: Sequence[Row]) -> bool:
@@ -325,7 +328,8 @@ def combine(outcomes: Outcomes, table: Table, rows: Sequence[Row]) -> list[dict[
     """Search drafters and dispatch for the best pipelines under each bound, and vary the inputs that
     the choice rests on."""
     answers = []
-    for bound, most in BOUNDS.items():
+    for bound in COMBINED:
+        most = BOUNDS[bound]
         pipelines = [row for row in best_of_each(within(rows, most))[:3]]
         entries = [{"name": r["name"], **r["parameters"]} for r in pipelines]
         drafted = [
@@ -384,11 +388,16 @@ def drafter_of(row: Row) -> str:
 
 
 def shipped(row: Row) -> bool:
-    """Return whether a recipe has this combination: its own drafter and dispatch."""
-    kept = {k: v for k, v in row["parameters"].items() if k not in ("speculation", "dispatch")}
-    plain, full = make_system(row["name"], kept), make_system(row["name"], row["parameters"])
-    method = [None if s.speculation is None else s.speculation.name for s in (plain, full)]
-    return method[0] == method[1] and plain.dispatch == full.dispatch
+    """Return whether a recipe has this schedule with this way to draft, by an ordinary dispatch rule or
+    by this one."""
+    kind = _kind(make_system(row["name"], row["parameters"]))
+    return any(_kind(make_system(name, {})) == kind for name in RECIPES)
+
+
+def _kind(system: System) -> tuple[str, str, str]:
+    """Return the schedule of a system, the method that it drafts with, and its dispatch rule."""
+    rule = "ordinary" if system.dispatch.name in ORDINARY else system.dispatch.name
+    return system.schedule, "none" if system.speculation is None else system.speculation.name, rule
 
 
 def _ends(
@@ -522,16 +531,16 @@ def _combined(data: Mapping[str, Any]) -> list[str]:
         and r["value"] == AXES["tail"].base
         and r["name"] == BASE
     )
-    for found in data["combined"]:
-        for place, row in enumerate(found["best"]):
+    for answer in data["combined"]:
+        for place, row in enumerate(answer["best"]):
             near = (
                 ""
-                if place == 0 or rate(found["best"][0]) / rate(row) - 1 >= RATIO_ERROR
+                if place == 0 or rate(answer["best"][0]) / rate(row) - 1 >= RATIO_ERROR
                 else "≈ the first"
             )
             lines.append(
                 [
-                    found["bound"] if place == 0 else "",
+                    answer["bound"] if place == 0 else "",
                     words(row),
                     f"{rate(row):.3g}",
                     f"{rate(row) / rate(base):.2f}×",
@@ -540,7 +549,7 @@ def _combined(data: Mapping[str, Any]) -> list[str]:
                     near,
                 ]
             )
-        if (plain := found["plain"]) is not None and plain not in found["best"]:
+        if (plain := answer["plain"]) is not None and plain not in answer["best"]:
             lines.append(
                 [
                     "",
@@ -567,8 +576,8 @@ def _combined(data: Mapping[str, Any]) -> list[str]:
 
 def _reasons(data: Mapping[str, Any]) -> list[str]:
     text = []
-    for found in data["combined"]:
-        why = found["why"]
+    for answer in data["combined"]:
+        why = answer["why"]
         total = {name: sum(parts.values()) for name, parts in why.items()}
         lines = [
             [part.words, *(f"{parts.get(name, 0):.1f}" for parts in why.values())]
@@ -578,7 +587,7 @@ def _reasons(data: Mapping[str, Any]) -> list[str]:
         lines.append(["all", *(f"**{seconds:.1f}**" for seconds in total.values())])
         text += [
             "",
-            f"**At most {found['bound']}:** {words(found['best'][0])}",
+            f"**At most {answer['bound']}:** {words(answer['best'][0])}",
             "",
             *markdown(["GPU-seconds a trained sample", *why], lines),
         ]
@@ -587,9 +596,9 @@ def _reasons(data: Mapping[str, Any]) -> list[str]:
 
 def _robust(data: Mapping[str, Any]) -> list[str]:
     lines = []
-    for found in data["combined"]:
+    for answer in data["combined"]:
         cells = []
-        for end in found["ends"]:
+        for end in answer["ends"]:
             choice, best = end["choice"], end["best"]
             if choice is None:
                 cells.append((end, f"{words(best)}; the choice cannot be varied so"))
@@ -598,7 +607,7 @@ def _robust(data: Mapping[str, Any]) -> list[str]:
             else:
                 cells.append((end, f"{words(best)}, {rate(best) / rate(choice) - 1:.0%} ahead"))
         for end, text in cells:
-            lines.append([found["bound"], f"{WORDS[end['source']]} × {end['factor']:g}", text])
+            lines.append([answer["bound"], f"{WORDS[end['source']]} × {end['factor']:g}", text])
     return markdown(["at most updates old", "input", "the choice"], lines)
 
 
@@ -621,17 +630,19 @@ def draw(data: Mapping[str, Any], path: Path) -> None:
                 base = next(r for r in here if r["name"] == BASE)
                 ratios.append(rate(within(here, most)[0]) / rate(base))
             axes.plot(
-                range(len(axis.values)), ratios, marker="o", color=colour, label=f"at most {bound}"
+                range(len(axis.values)), ratios, marker="o", color=colour, label=_within(bound)
             )
         axes.axhspan(1 - RATIO_ERROR, 1 + RATIO_ERROR, color=SAND, alpha=0.35, linewidth=0)
         axes.set_xticks(range(len(axis.values)), [_number(v) for v in axis.values], fontsize=8)
         axes.set_xlabel(axis.words.partition(",")[0].partition(" (")[0], color=INK, fontsize=8)
         axes.spines[["top", "right"]].set_visible(False)
         axes.tick_params(colors=INK)
-        axes.set_ylim(bottom=0)
         if place == 0:
             axes.set_ylabel(f"the fastest, × {BASE}", color=INK, fontsize=9)
-            axes.legend(frameon=False, fontsize=8, title="updates old", title_fontsize=8)
+            axes.legend(frameon=False, fontsize=8, loc="upper left")
+    figure.axes[0].set_ylim(
+        0, max(line.get_ydata().max() for each in figure.axes for line in each.lines) * 1.05
+    )
     figure.savefig(path, metadata={"Software": None})
 
 
@@ -644,13 +655,13 @@ def simulate(jobs: int, folder: Path, on_phase: Callable[[str], None]) -> dict[s
                 on_phase(f"{axis.words}: {_number(value)}")
                 at[name, value] = table.of(name, value, candidates())
         on_phase("where the answer changes")
-        found = changes(table, at)
+        answer = changes(table, at)
         on_phase("combinations")
         combined = combine(outcomes, table, at["tail", AXES["tail"].base])
     return {
         "version": simrl.__version__,
         "rows": table.rows,
-        "changes": found,
+        "changes": answer,
         "combined": combined,
     }
 

@@ -94,18 +94,17 @@ def a_scenario(seed: int, number: int) -> dict[str, Any]:
         scenario["system"].pop("speculation", None)  # drafts of decode workers are refused
     if rng.random() < 0.2:
         scenario["judge"] = _judge(rng, scenario["profile"])
-    if "dispatch" in recipe_parameters(name) and rng.random() < 0.2:
+    if "dispatch" in recipe_parameters(name) and rng.random() < 0.1:
         scenario["system"]["dispatch"] = "programs"
         scenario["agents"] = rng.choice(({}, {"acting_token_weight": 0.5}))
     if "prefill" not in scenario["cluster"] and rng.random() < 0.2:
         _draft(rng, name, scenario)
-    if not scenario["training"]["evaluate_every"] and rng.random() < 0.4:
+    if not scenario["training"]["evaluate_every"] and rng.random() < 0.25:
         scenario["evaluation"] = {
             "every": rng.choice((1, 2)),
             "at_start": rng.random() < 0.5,
             "prompts": rng.choice((1, 3, 8)),
             "samples": rng.choice((1, 2)),
-            "prefer": rng.choice(("eval", "train")),
         }
     return scenario
 

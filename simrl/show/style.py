@@ -29,7 +29,7 @@ YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 
 # Not in that palette: text, axes, background, and rare kinds of work.
 INK, FAINT, PAPER, SAND, TEAL = "#333333", "#999999", "#FFFFFF", "#C2B280", "#2F5F5F"
-PALE_SKY, LIGHT_SKY, PALE_TEAL, PALE = "#CFE6F5", "#A9D6F5", "#5F9F9F", "#DDDDDD"
+PALE_SKY, LIGHT_SKY, PALE_TEAL, PALE, RUST = "#CFE6F5", "#A9D6F5", "#5F9F9F", "#DDDDDD", "#A0522D"
 LILACS = ("#6B4C96", "#8A6FB0", "#B39BCB", "#D3C4E3")
 
 # Of systems, drafters and other compared things: Paul Tol's muted palette, for any colour vision
@@ -63,7 +63,7 @@ class Look(NamedTuple):
 # Idle time is hatched in vermillion.
 LOOKS: Mapping[str, Look] = {
     "rollout": Look(SKY),
-    "judge": Look(ROSE),
+    "judge": Look(RUST),
     "train_drafter": Look(TEAL),
     "load_weights": Look(YELLOW),
     "evaluate": Look(SAND),

@@ -56,7 +56,7 @@ def at_size(
     scenario, cluster = prepared.scenario, prepared.scenario.cluster
     ep, kv_tokens = tp * cluster.dp if cluster.ep > 1 else 1, scenario.engine.kv_cache_tokens
     formed = scenario.with_fields(
-        "cluster", tp=tp, ep=ep, prefill=cluster.prefill.model_copy(update={"gpus": 0})
+        "cluster", tp=tp, ep=ep, prefill=cluster.prefill.model_copy(update={"gpus": 0, "tp": None})
     )
     if scenario.profile.path is not None and tp != cluster.tp:
         name = file_name(prepared.profile.metadata.model_copy(update={"tp": tp, "ep": ep}))

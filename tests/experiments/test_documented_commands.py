@@ -108,6 +108,11 @@ COMMANDS = {
     "python experiments/published/specactor_map.py": Small(
         "--small", "experiments/published/specactor_map.png"
     ),
+    "python experiments/pools_aisimulate.py --write": Small(needs="aisimulate"),
+    "python experiments/share.py A B": Small(
+        changes=((" A B", " experiments/share/a.yaml experiments/share/b.yaml"),)
+    ),
+    "python experiments/share.py experiments/share/a.yaml experiments/share/b.yaml": Small(),
     "python -m experiments.what_to_run": Small("--page-only", "experiments/what_to_run.md"),
     "python experiments/seeds.py": Small("tl-3 --samples 1 --jobs 2"),
     "python experiments/seeds.py --page experiments/seeds.md": Small(

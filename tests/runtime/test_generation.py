@@ -10,6 +10,7 @@ from hypothesis import assume, example, given, strategies as st
 from simrl.errors import InputError
 from simrl.result.result import TABLES
 from simrl.runtime.generation import Generation
+from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.scenario.model import Scenario
 from simrl.simulate import run
 from simrl.simulate.prepare import prepare
@@ -149,7 +150,7 @@ def ends_at_one_instant(seed, group, pause_s, cluster_gpus, **engine):
 @given(scenarios())
 def test_groups_as_one_have_the_tables_of_responses_watched_one_by_one(scenario):
     """I29: a group as one is its responses one by one."""
-    with patch.object(run, "_offer_groups"):
+    with patch.object(SimulatedWorker, "offer_groups"):
         try:
             one_by_one = run.simulate(scenario)
         except InputError as error:  # every reward of these few groups was drawn alike

@@ -283,7 +283,7 @@ class Workload(NamedTuple):
         }
 
     def at_defaults(self, framework: Framework, preset: Mapping[str, Any] = {}) -> Scenario:
-        """Return the framework at its defaults, with the page's constants or those of another preset."""
+        """Return the framework at its defaults, with the page's constants or another preset's."""
         entry = {"name": framework.system, **framework.entry(self.batch)}
         return scenario_from(self.path, self.settings(framework) | {**preset}, entry)
 

@@ -37,7 +37,7 @@ CLIENTS = (68, 256, 1024)
 
 
 class Work(NamedTuple):
-    """What a request does: prompt, turns, tokens of each, tokens and seconds of a tool between them."""
+    """A request: prompt, turns, tokens of each, tokens and seconds of a tool between them."""
 
     prompt: int
     turns: int

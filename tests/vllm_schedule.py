@@ -242,7 +242,7 @@ class VllmPlayer:
         return {r.request_id for r in self.scheduler.running if r.is_prefill_chunk}
 
     def _throttles(self) -> bool:
-        """Whether the scheduler is to put contexts off: before 0.33 it counts no passes itself."""
+        """Return whether the scheduler is to put contexts off: before 0.33 it counts no passes itself."""
         early = self.executed + 1 - self.last_prefill < self.scenario.limits.prefill_interval
         return early and not hasattr(self.scheduler, "local_prefill_interval")
 

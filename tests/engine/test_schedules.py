@@ -99,7 +99,7 @@ def test_with_spaced_contexts_and_a_watermark_engine_and_reference_run_the_same_
 
 
 def scheduled(limits: Limits, *samples: Sample) -> list[dict[int, int]]:
-    """What the engine's reference computes of each sample, pass by pass."""
+    """Return the tokens that the engine's reference computes of each sample, pass by pass."""
     scenario = Scenario(limits, samples)
     return [done.scheduled or {} for done in play(ReferencePlayer(scenario), scenario)]
 

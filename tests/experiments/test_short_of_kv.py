@@ -1,4 +1,4 @@
-"""What an engine loses that has more requests than its KV cache holds; the sizes are a quarter of the experiment's."""
+"""The loss of an engine with more requests than its KV cache holds; the sizes are a quarter of the experiment's."""
 
 import pytest
 

@@ -87,7 +87,6 @@ COMMANDS = {
     "python experiments/estimates.py": Small(),
     "python -m experiments.eagle3 ../shared/data": Small(needs="aiconfigurator"),
     "python -m experiments.frameworks": Small("--redraw", "experiments/frameworks.md"),
-    "python -m experiments.frameworks --defaults": Small("--redraw", "experiments/frameworks.md"),
     "python experiments/history_memory.py --data ../shared/data": Small(
         "--small", "experiments/history_memory.png", changes=((" --data ../shared/data", ""),)
     ),

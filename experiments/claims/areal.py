@@ -25,7 +25,7 @@ def throughput(
     lab: Lab, inputs: Inputs, model: str, gpus: int, asynchronous: bool, cap: int = CAPS["16K"]
 ) -> float:
     """Return thousand trained response tokens a second."""
-    system = paper.areal(inputs, inputs["eta_fig4"]) if asynchronous else paper.verl(inputs)
+    system = paper.fig4(inputs) if asynchronous else paper.verl(inputs)
     return paper.trained(lab.run(paper.scenario(inputs, model, gpus, system, cap)))
 
 
@@ -118,7 +118,6 @@ def longer_contexts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     return Figure(found, found["32K"] > found["16K"])
 
 
-_GRAPHS = {"enforce_eager": False, "verl_gpu_memory_utilization": 0.7}
 _EIGHTH = "an eighth of the GPUs, prompts and concurrent requests; 1.5B in draws"
 
 CLAIMS = {
@@ -151,11 +150,11 @@ CLAIMS = {
         order,
         "order",
         _EIGHTH,
-        "the baseline's settings: verl has no CUDA graphs, 0.4 of the memory and whole groups at a worker, as its scripts have "
-        "it; the synchronous AReaL's SGLang has graphs and 0.7",
-        {
-            "CUDA graphs and 0.7 of the memory in verl": _GRAPHS,
-            "and groups by turns": {**_GRAPHS, "verl_dispatch": "round_robin"},
+        ablations={
+            "no CUDA graphs in verl": {"enforce_eager": True},
+            "0.7 of the memory in verl": {"verl_gpu_memory_utilization": 0.7},
+            "log-probs in the synchronous AReaL": {"sync_log_probs": 1},
+            "one batch at once in AReaL": {"max_concurrent": 512},
         },
     ),
     "ar-7": Claim(

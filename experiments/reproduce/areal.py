@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.reproduce.lab import Lab, Measures, Predict, launch_s, row, run_of
+from experiments.reproduce.lab import Lab, Measures, Predict, row, run_of
 from experiments.reproduce.ledger import Inputs, named
 from experiments.reproduce.length_models import mean_under
 from simrl.profile.hardware import gpu
@@ -20,7 +20,10 @@ from simrl.trace.synthesis import synthesise
 from simrl.training.costs import TrainingCosts
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-1.5b", "deepseek-r1-distill-qwen-7b"
+CODE, LARGEST = "deepseek-r1-distill-qwen-14b", "deepseek-r1-distill-qwen-32b"  # both on code
+TP = {SMALL: "tp", LARGE: "tp", CODE: "tp_14b", LARGEST: "tp_32b"}
 SCALE = 8
+WITHOUT_SGLANG = 512  # GPUs, from which SGLang raised errors in the baseline (A.4)
 # Updates, and the first of them that are left out. The first batch of a run that trains what is finished first has short
 # responses, whose long siblings follow in the next three or four.
 SYNCHRONOUS_STEPS, ASYNCHRONOUS_STEPS = (5, 2), (9, 4)
@@ -28,7 +31,6 @@ BATCHES = (
     ASYNCHRONOUS_STEPS[0] + 8
 )  # of the trace: what may be submitted under a bound of 8; beyond, they come again
 UNBOUNDED = 1000  # updates: more than a run has
-UPDATES = 250  # of Table 1
 KILO = 1e-3
 
 
@@ -45,7 +47,8 @@ def scenario(
     mean_tokens, sigma = inputs["mean_tokens"], inputs["sigma"]
     baseline = system["name"] == "verl_colocated"
     mfu = inputs["verl_mfu"] if baseline else inputs["mfu"]
-    memory = inputs["verl_gpu_memory_utilization"] if baseline else inputs["gpu_memory_utilization"]
+    if model in (CODE, LARGEST):
+        mean_tokens *= inputs["code_over_math"]
     steps, warmup_steps = updates or (
         ASYNCHRONOUS_STEPS if system["name"] == "areal" else SYNCHRONOUS_STEPS
     )
@@ -54,7 +57,7 @@ def scenario(
         system,
         model=model,
         gpus=gpus // scale,
-        tp=inputs["tp"],
+        tp=inputs[TP[model]],
         lengths={
             "prompts_per_step": inputs["prompts"] // scale,
             "cap_tokens": cap_tokens,
@@ -63,8 +66,7 @@ def scenario(
         },
         steps=steps,
         warmup_steps=warmup_steps,
-        engine={"gpu_memory_utilization": memory},
-        least_pass_s=launch_s(inputs, model) if baseline else 0.0,
+        engine=engine_of(inputs, model, gpus) if baseline else areal_engine(inputs),
         training={
             "mfu": mfu,
             "log_prob_mfu": mfu,
@@ -74,17 +76,47 @@ def scenario(
     )
 
 
+def areal_engine(inputs: Inputs) -> dict[str, Any]:
+    """Return the settings of SGLang in AReaL."""
+    return {
+        "max_num_batched_tokens": inputs["max_prefill_tokens"],
+        **named(
+            inputs, "gpu_memory_utilization", "reserve_bytes", "prefix_caching", "schedule_policy"
+        ),
+    }
+
+
+def engine_of(inputs: Inputs, model: str, gpus: int) -> dict[str, Any]:
+    """Return the settings of the baseline's engine: SGLang, and vLLM where SGLang raised errors (A.4)."""
+    memory = {"gpu_memory_utilization": inputs["verl_gpu_memory_utilization"]}
+    if model == LARGEST or gpus >= WITHOUT_SGLANG:
+        eager = inputs["verl_substitute_eager"]
+        return {**memory, "preset": inputs["verl_substitute"], "enforce_eager": eager}
+    return {**memory, **named(inputs, "reserve_bytes", "enforce_eager")}
+
+
 def areal(
-    inputs: Inputs, eta: int, interruptible: bool = True, scale: int = SCALE
+    inputs: Inputs,
+    eta: int,
+    interruptible: bool = True,
+    scale: int = SCALE,
+    at_once: str = "max_concurrent",
 ) -> dict[str, Any]:
-    """Return AReaL's system at a staleness bound."""
+    """Return AReaL's system at a staleness bound. η 0 is the synchronous variant, on divided GPUs: Sync.AReaL of Table 4 and
+    Table 2's oracle of maximum staleness 0 have the same four scores. `at_once` is the input that bounds running prompts."""
     return {
         "name": "areal",
         "eta": eta,
         "interruptible": interruptible,
-        "max_concurrent": inputs["max_concurrent"] // scale,
-        **named(inputs, "rollout_share", "minibatches", "log_probs"),
+        "max_concurrent": inputs[at_once] // scale,
+        "log_probs": inputs["log_probs" if eta else "sync_log_probs"],
+        **named(inputs, "rollout_share", "minibatches"),
     }
+
+
+def fig4(inputs: Inputs) -> dict[str, Any]:
+    """Return AReaL's system in the benchmark of Fig. 4."""
+    return areal(inputs, inputs["eta_fig4"], at_once="max_concurrent_fig4")
 
 
 def verl(inputs: Inputs) -> dict[str, Any]:
@@ -109,33 +141,34 @@ def throughput_by_gpus(
     lab: Lab, inputs: Inputs, model: str, gpus: tuple[int, ...], asynchronous: bool
 ) -> list[float]:
     """Predict Fig. 4 at a context of 16K, of which 1K is the prompt's."""
-    system = areal(inputs, inputs["eta_fig4"]) if asynchronous else verl(inputs)
+    system = fig4(inputs) if asynchronous else verl(inputs)
     cap = inputs["cap_tokens_fig4"]
     return [trained(lab.run(scenario(inputs, model, count, system, cap))) for count in gpus]
 
 
 @row
-def hours(lab: Lab, inputs: Inputs, model: str, nodes: int) -> list[float]:
-    """Predict Table 1: hours under AReaL, verl and the synchronous AReaL, which shares its GPUs between the phases (Fig. 1)."""
+def hours(
+    lab: Lab,
+    inputs: Inputs,
+    model: str,
+    nodes: int,
+    updates: int = 250,
+    eta: str = "eta",
+    scale: int = SCALE,
+) -> list[float]:
+    """Predict Table 1: hours under AReaL, verl and the synchronous AReaL."""
+    systems = (areal(inputs, inputs[eta], scale=scale), verl(inputs), areal(inputs, 0, scale=scale))
     cap = inputs["cap_tokens"]
-    # The phases of verl, without its controller, at AReaL's MFU.
-    synchronous = {
-        "name": "areal_sync",
-        "minibatches": inputs["minibatches"],
-        "log_probs": inputs["verl_log_probs"],
-    }
-    systems = (areal(inputs, inputs["eta"]), verl(inputs), synchronous)
-    steps_s = [
-        lab.run(scenario(inputs, model, 8 * nodes, system, cap))["step_s"] for system in systems
-    ]
-    return [UPDATES * step_s / 3600 for step_s in steps_s]
+    runs = [lab.run(scenario(inputs, model, 8 * nodes, system, cap, scale)) for system in systems]
+    return [updates * run["step_s"] / 3600 for run in runs]
 
 
 @row
 def interruption(lab: Lab, inputs: Inputs, model: str, scale: int, updates: int) -> list[float]:
     """Predict Fig. 6: thousand generated tokens a second on 4 nodes after the first update, with and without interruption."""
     systems = [
-        areal(inputs, inputs["eta_fig6"], interruptible, scale) for interruptible in (True, False)
+        areal(inputs, inputs["eta_fig6"], interruptible, scale, "max_concurrent_fig6")
+        for interruptible in (True, False)
     ]
     cap = inputs["cap_tokens"]
     runs = [
@@ -215,6 +248,8 @@ ROWS: dict[str, Predict] = {
     "areal-fig4-7b-16k-verl": throughput_by_gpus(LARGE, (64, 128, 256, 512), False),
     "areal-hours-1p5b": hours(SMALL, 16),
     "areal-hours-7b": hours(LARGE, 24),
+    "areal-hours-14b": hours(CODE, 32, 80, "eta_code"),
+    "areal-hours-32b": hours(LARGEST, 48, 60, "eta_code", SCALE // 2),  # 36 engines of eight GPUs
     "areal-interrupt-1p5b": interruption(SMALL, SCALE, 3),
     "areal-interrupt-7b": interruption(
         LARGE, SCALE // 2, 2

@@ -24,7 +24,12 @@ def run(lab: Lab, inputs: Inputs, system: dict[str, Any]) -> Measures:
         "steps": STEPS,
         "warmup_steps": WARMUP_STEPS,
         "model": model,
-        "cluster": {"gpu": gpu, "gpus": inputs["long_gpus"], "tp": tp},
+        "cluster": {
+            "gpu": gpu,
+            "gpus": inputs["long_gpus"],
+            "tp": tp,
+            "host_speed": inputs["long_host_speed"],
+        },
         "workload": {
             "synthetic": {
                 "steps": STEPS + 10,
@@ -37,9 +42,8 @@ def run(lab: Lab, inputs: Inputs, system: dict[str, Any]) -> Measures:
                 "prompt_share": inputs["long_prompt_share"],
             }
         },
-        "profile": step_times(
-            model, gpu, tp, between_passes_s=float(inputs["long_between_passes_s"])
-        ),
+        "profile": step_times(model, gpu, tp),
+        "engine": {"preset": inputs["long_engine_preset"]},
         "training": {
             "mfu": inputs["long_mfu"],
             "log_prob_mfu": inputs["long_mfu"],

@@ -21,7 +21,7 @@ from simrl.training.costs import TrainingCosts
 
 SMALL, LARGE = "deepseek-r1-distill-qwen-1.5b", "deepseek-r1-distill-qwen-7b"
 CODE, LARGEST = "deepseek-r1-distill-qwen-14b", "deepseek-r1-distill-qwen-32b"  # both on code
-TP = {SMALL: "tp", LARGE: "tp", CODE: "tp_14b", LARGEST: "tp_32b"}
+SIZES = {SMALL: "1p5b", LARGE: "7b", CODE: "14b", LARGEST: "32b"}  # in names of inputs
 SCALE = 8
 WITHOUT_SGLANG = 512  # GPUs, from which SGLang raised errors in the baseline (A.4)
 # Updates, and the first of them that are left out. The first batch of a run that trains what is finished first has short
@@ -57,7 +57,7 @@ def scenario(
         system,
         model=model,
         gpus=gpus // scale,
-        tp=inputs[TP[model]],
+        tp=inputs[f"tp_{SIZES[model]}"],
         lengths={
             "prompts_per_step": inputs["prompts"] // scale,
             "cap_tokens": cap_tokens,
@@ -100,23 +100,24 @@ def areal(
     eta: int,
     interruptible: bool = True,
     scale: int = SCALE,
-    at_once: str = "max_concurrent",
+    most: int | None = None,
 ) -> dict[str, Any]:
     """Return AReaL's system at a staleness bound. η 0 is the synchronous variant, on divided GPUs: Sync.AReaL of Table 4 and
-    Table 2's oracle of maximum staleness 0 have the same four scores. `at_once` is the input that bounds running prompts."""
+    Table 2's oracle of maximum staleness 0 have the same four scores. `most` prompts run at once, where
+    it is not the number of the training runs."""
     return {
         "name": "areal",
         "eta": eta,
         "interruptible": interruptible,
-        "max_concurrent": inputs[at_once] // scale,
-        "log_probs": inputs["log_probs" if eta else "sync_log_probs"],
+        "max_concurrent": (most or inputs["max_concurrent"]) // scale,
+        "log_probs": inputs["log_probs"] if eta else inputs["sync_log_probs"],
         **named(inputs, "rollout_share", "minibatches"),
     }
 
 
 def fig4(inputs: Inputs) -> dict[str, Any]:
     """Return AReaL's system in the benchmark of Fig. 4."""
-    return areal(inputs, inputs["eta_fig4"], at_once="max_concurrent_fig4")
+    return areal(inputs, inputs["eta_fig4"], most=inputs["max_concurrent_fig4"])
 
 
 def verl(inputs: Inputs) -> dict[str, Any]:
@@ -153,11 +154,11 @@ def hours(
     model: str,
     nodes: int,
     updates: int = 250,
-    eta: str = "eta",
     scale: int = SCALE,
 ) -> list[float]:
     """Predict Table 1: hours under AReaL, verl and the synchronous AReaL."""
-    systems = (areal(inputs, inputs[eta], scale=scale), verl(inputs), areal(inputs, 0, scale=scale))
+    eta = inputs["eta_code"] if model in (CODE, LARGEST) else inputs["eta"]
+    systems = (areal(inputs, eta, scale=scale), verl(inputs), areal(inputs, 0, scale=scale))
     cap = inputs["cap_tokens"]
     runs = [lab.run(scenario(inputs, model, 8 * nodes, system, cap, scale)) for system in systems]
     return [updates * run["step_s"] / 3600 for run in runs]
@@ -167,7 +168,7 @@ def hours(
 def interruption(lab: Lab, inputs: Inputs, model: str, scale: int, updates: int) -> list[float]:
     """Predict Fig. 6: thousand generated tokens a second on 4 nodes after the first update, with and without interruption."""
     systems = [
-        areal(inputs, inputs["eta_fig6"], interruptible, scale, "max_concurrent_fig6")
+        areal(inputs, inputs["eta_fig6"], interruptible, scale, inputs["max_concurrent_fig6"])
         for interruptible in (True, False)
     ]
     cap = inputs["cap_tokens"]
@@ -199,13 +200,13 @@ def verl_rate(lab: Lab, inputs: Inputs, gpus: int) -> float:
 
 def dynamic_batches(lab: Lab, inputs: Inputs) -> list[float]:
     """Predict Fig. 7: gain of micro-batches by tokens over micro-batches of equal counts, a mean over model sizes."""
-    return [mean(dynamic_gain(inputs, *of) for of in ((SMALL, 16, "1p5b"), (LARGE, 24, "7b")))]
+    return [mean(dynamic_gain(inputs, *of) for of in ((SMALL, 16), (LARGE, 24)))]
 
 
-def dynamic_gain(inputs: Inputs, model: str, nodes: int, size: str) -> float:
+def dynamic_gain(inputs: Inputs, model: str, nodes: int) -> float:
     """Return the gain for one model. Both deal a batch to the data-parallel ranks by tokens; a rank's pipeline stages
     alternate one forward and one backward pass of its micro-batches."""
-    stages = inputs[f"pipeline_stages_{size}"]
+    stages = inputs[f"pipeline_stages_{SIZES[model]}"]
     ranks = round(8 * nodes * (1 - inputs["rollout_share"])) // stages
     run = scenario(inputs, model, 8 * nodes, verl(inputs), inputs["cap_tokens"], scale=1)
     assert run.workload.synthetic is not None
@@ -248,8 +249,8 @@ ROWS: dict[str, Predict] = {
     "areal-fig4-7b-16k-verl": throughput_by_gpus(LARGE, (64, 128, 256, 512), False),
     "areal-hours-1p5b": hours(SMALL, 16),
     "areal-hours-7b": hours(LARGE, 24),
-    "areal-hours-14b": hours(CODE, 32, 80, "eta_code"),
-    "areal-hours-32b": hours(LARGEST, 48, 60, "eta_code", SCALE // 2),  # 36 engines of eight GPUs
+    "areal-hours-14b": hours(CODE, 32, 80),
+    "areal-hours-32b": hours(LARGEST, 48, 60, SCALE // 2),  # 36 engines of eight GPUs
     "areal-interrupt-1p5b": interruption(SMALL, SCALE, 3),
     "areal-interrupt-7b": interruption(
         LARGE, SCALE // 2, 2

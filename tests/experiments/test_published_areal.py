@@ -13,9 +13,8 @@ from simrl.pipelines.areal import CONCURRENT_BATCHES
 INPUTS = read_ledger("areal").middle
 
 
-def engine_of(system: dict, model: str = areal.SMALL, gpus: int = 128, **others) -> EngineConfig:
-    inputs = {**INPUTS, "engine_preset": "sglang-0.4", "host_speed": None, **others}
-    return areal.scenario(inputs, model, gpus, system, INPUTS["cap_tokens"]).engine
+def engine_of(system: dict, model: str = areal.SMALL, gpus: int = 128) -> EngineConfig:
+    return areal.scenario(INPUTS, model, gpus, system, INPUTS["cap_tokens"]).engine
 
 
 def test_engines_have_the_share_of_memory_that_the_published_scripts_give_them():

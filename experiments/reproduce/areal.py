@@ -24,12 +24,11 @@ CODE, LARGEST = "deepseek-r1-distill-qwen-14b", "deepseek-r1-distill-qwen-32b"  
 SIZES = {SMALL: "1p5b", LARGE: "7b", CODE: "14b", LARGEST: "32b"}  # in names of inputs
 SCALE = 8
 WITHOUT_SGLANG = 512  # GPUs, from which SGLang raised errors in the baseline (A.4)
-# Updates, and the first of them that are left out. The first batch of a run that trains what is finished first has short
-# responses, whose long siblings follow in the next three or four.
-SYNCHRONOUS_STEPS, ASYNCHRONOUS_STEPS = (5, 2), (9, 4)
-BATCHES = (
-    ASYNCHRONOUS_STEPS[0] + 8
-)  # of the trace: what may be submitted under a bound of 8; beyond, they come again
+# Updates, and the first of them that are left out. The first batches of a run that trains what is finished first have short
+# responses, whose long siblings follow: with four batches at once, tokens an update are level from the eighth update on. All
+# systems train the same ten batches.
+STEPS = (18, 8)
+BATCHES = STEPS[0] + 8  # of the trace: what may be submitted under a bound of 8; then again
 UNBOUNDED = 1000  # updates: more than a run has
 KILO = 1e-3
 
@@ -49,9 +48,7 @@ def scenario(
     mfu = inputs["verl_mfu"] if baseline else inputs["mfu"]
     if model in (CODE, LARGEST):
         mean_tokens *= inputs["code_over_math"]
-    steps, warmup_steps = updates or (
-        ASYNCHRONOUS_STEPS if system["name"] == "areal" else SYNCHRONOUS_STEPS
-    )
+    steps, warmup_steps = updates or STEPS
     return run_of(
         inputs,
         system,
@@ -103,8 +100,8 @@ def areal(
     most: int | None = None,
 ) -> dict[str, Any]:
     """Return AReaL's system at a staleness bound. η 0 is the synchronous variant, on divided GPUs: Sync.AReaL of Table 4 and
-    Table 2's oracle of maximum staleness 0 have the same four scores. `most` prompts run at once, where
-    it is not the number of the training runs."""
+    Table 2's oracle of maximum staleness 0 have the same four scores. `most` prompts run at once, where it is not
+    the number of the training runs."""
     return {
         "name": "areal",
         "eta": eta,

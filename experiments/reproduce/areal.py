@@ -1,6 +1,6 @@
 """AReaL (arXiv 2505.24298): its schedules on its inputs. Its tables and figures are of 32 to 512 H800.
 
-GPUs, prompts and concurrent requests are divided by `SCALE` together: each worker and each trainer rank keeps its load.
+GPUs, prompts and concurrent prompts are divided by `SCALES` together: each worker and each trainer rank keeps its load.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.reproduce.lab import Lab, Measures, Predict, row, run_of
+from experiments.reproduce.lab import Lab, Predict, row, run_of
 from experiments.reproduce.ledger import Inputs, named
 from experiments.reproduce.length_models import mean_under
 from simrl.profile.hardware import gpu
@@ -22,7 +22,8 @@ from simrl.training.costs import TrainingCosts
 SMALL, LARGE = "deepseek-r1-distill-qwen-1.5b", "deepseek-r1-distill-qwen-7b"
 CODE, LARGEST = "deepseek-r1-distill-qwen-14b", "deepseek-r1-distill-qwen-32b"  # both on code
 SIZES = {SMALL: "1p5b", LARGE: "7b", CODE: "14b", LARGEST: "32b"}  # in names of inputs
-SCALE = 8
+# A trainer's states are cut into fewer parts on fewer GPUs: 7B needs four at the least. 32B has 36 engines of eight GPUs.
+SCALES = {SMALL: 8, LARGE: 4, CODE: 8, LARGEST: 4}
 WITHOUT_SGLANG = 512  # GPUs, from which SGLang raised errors in the baseline (A.4)
 # Updates, and the first of them that are left out. The first batches of a run that trains what is finished first have short
 # responses, whose long siblings follow: with four batches at once, tokens an update are level from the eighth update on. All
@@ -39,10 +40,13 @@ def scenario(
     gpus: int,
     system: dict[str, Any],
     cap_tokens: int,
-    scale: int = SCALE,
+    scale: int | None = None,
     updates: tuple[int, int] | None = None,
 ) -> Scenario:
-    """Return one of the paper's runs, a few updates of it."""
+    """Return one of the paper's runs, a few updates of it, on a `scale`-th of the GPUs (None: as `SCALES` has it)."""
+    scale = scale or SCALES[model]
+    if "max_concurrent" in system:
+        system = {**system, "max_concurrent": system["max_concurrent"] // scale}
     mean_tokens, sigma = inputs["mean_tokens"], inputs["sigma"]
     baseline = system["name"] == "verl_colocated"
     mfu = inputs["verl_mfu"] if baseline else inputs["mfu"]
@@ -96,7 +100,6 @@ def areal(
     inputs: Inputs,
     eta: int,
     interruptible: bool = True,
-    scale: int = SCALE,
     most: int | None = None,
 ) -> dict[str, Any]:
     """Return AReaL's system at a staleness bound. η 0 is the synchronous variant, on divided GPUs: Sync.AReaL of Table 4 and
@@ -106,7 +109,7 @@ def areal(
         "name": "areal",
         "eta": eta,
         "interruptible": interruptible,
-        "max_concurrent": (most or inputs["max_concurrent"]) // scale,
+        "max_concurrent": most or inputs["max_concurrent"],
         "log_probs": inputs["log_probs"] if eta else inputs["sync_log_probs"],
         **named(inputs, "rollout_share", "minibatches"),
     }
@@ -131,7 +134,7 @@ def throughput_by_eta(lab: Lab, inputs: Inputs) -> list[float]:
     """Predict Fig. 5c: thousand trained response tokens a second, 1.5B on 16 nodes."""
     etas = (0, 1, 2, 4, 8, 16, UNBOUNDED)
     cap = inputs["cap_tokens"]
-    return [trained(lab.run(scenario(inputs, SMALL, 128, areal(inputs, eta), cap))) for eta in etas]
+    return [rate(lab, inputs, SMALL, 128, areal(inputs, eta), cap) for eta in etas]
 
 
 @row
@@ -141,23 +144,16 @@ def throughput_by_gpus(
     """Predict Fig. 4 at a context of 16K, of which 1K is the prompt's."""
     system = fig4(inputs) if asynchronous else verl(inputs)
     cap = inputs["cap_tokens_fig4"]
-    return [trained(lab.run(scenario(inputs, model, count, system, cap))) for count in gpus]
+    return [rate(lab, inputs, model, count, system, cap) for count in gpus]
 
 
 @row
-def hours(
-    lab: Lab,
-    inputs: Inputs,
-    model: str,
-    nodes: int,
-    updates: int = 250,
-    scale: int = SCALE,
-) -> list[float]:
+def hours(lab: Lab, inputs: Inputs, model: str, nodes: int, updates: int = 250) -> list[float]:
     """Predict Table 1: hours under AReaL, verl and the synchronous AReaL."""
     eta = inputs["eta_code"] if model in (CODE, LARGEST) else inputs["eta"]
-    systems = (areal(inputs, eta, scale=scale), verl(inputs), areal(inputs, 0, scale=scale))
+    systems = (areal(inputs, eta), verl(inputs), areal(inputs, 0))
     cap = inputs["cap_tokens"]
-    runs = [lab.run(scenario(inputs, model, 8 * nodes, system, cap, scale)) for system in systems]
+    runs = [lab.run(scenario(inputs, model, 8 * nodes, system, cap)) for system in systems]
     return [updates * run["step_s"] / 3600 for run in runs]
 
 
@@ -165,7 +161,7 @@ def hours(
 def interruption(lab: Lab, inputs: Inputs, model: str, scale: int, updates: int) -> list[float]:
     """Predict Fig. 6: thousand generated tokens a second on 4 nodes after the first update, with and without interruption."""
     systems = [
-        areal(inputs, inputs["eta_fig6"], interruptible, scale, inputs["max_concurrent_fig6"])
+        areal(inputs, inputs["eta_fig6"], interruptible, inputs["max_concurrent_fig6"])
         for interruptible in (True, False)
     ]
     cap = inputs["cap_tokens"]
@@ -177,22 +173,12 @@ def interruption(lab: Lab, inputs: Inputs, model: str, scale: int, updates: int)
 
 def synchronous_rate(lab: Lab, inputs: Inputs) -> list[float]:
     """Return Fig. 5c's throughput at η 0, of one update after one."""
-    return [
-        trained(
-            lab.run(
-                scenario(inputs, SMALL, 128, areal(inputs, 0), inputs["cap_tokens"], updates=(2, 1))
-            )
-        )
-    ]
+    return [rate(lab, inputs, SMALL, 128, areal(inputs, 0), inputs["cap_tokens"], (2, 1))]
 
 
 def verl_rate(lab: Lab, inputs: Inputs, gpus: int) -> float:
     """Return Fig. 4's throughput of verl, 1.5B, of one update."""
-    return trained(
-        lab.run(
-            scenario(inputs, SMALL, gpus, verl(inputs), inputs["cap_tokens_fig4"], updates=(1, 0))
-        )
-    )
+    return rate(lab, inputs, SMALL, gpus, verl(inputs), inputs["cap_tokens_fig4"], (1, 0))
 
 
 def dynamic_batches(lab: Lab, inputs: Inputs) -> list[float]:
@@ -233,9 +219,18 @@ def dynamic_gain(inputs: Inputs, model: str, nodes: int) -> float:
     return fixed_s / dynamic_s - 1
 
 
-def trained(run: Measures) -> float:
+def rate(
+    lab: Lab,
+    inputs: Inputs,
+    model: str,
+    gpus: int,
+    system: dict[str, Any],
+    cap_tokens: int,
+    updates: tuple[int, int] | None = None,
+) -> float:
     """Return thousand trained response tokens a second, of all GPUs."""
-    return SCALE * KILO * float(run["response_tokens_per_s"])
+    run = lab.run(scenario(inputs, model, gpus, system, cap_tokens, updates=updates))
+    return SCALES[model] * KILO * float(run["response_tokens_per_s"])
 
 
 ROWS: dict[str, Predict] = {
@@ -247,11 +242,9 @@ ROWS: dict[str, Predict] = {
     "areal-hours-1p5b": hours(SMALL, 16),
     "areal-hours-7b": hours(LARGE, 24),
     "areal-hours-14b": hours(CODE, 32, 80),
-    "areal-hours-32b": hours(LARGEST, 48, 60, SCALE // 2),  # 36 engines of eight GPUs
-    "areal-interrupt-1p5b": interruption(SMALL, SCALE, 3),
-    "areal-interrupt-7b": interruption(
-        LARGE, SCALE // 2, 2
-    ),  # one training GPU could not hold the states of 7B
+    "areal-hours-32b": hours(LARGEST, 48, 60),
+    "areal-interrupt-1p5b": interruption(SMALL, 8, 3),
+    "areal-interrupt-7b": interruption(LARGE, 2, 2),
     "areal-dynbatch": dynamic_batches,
 }
 

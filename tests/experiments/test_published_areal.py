@@ -45,14 +45,19 @@ def test_the_synchronous_areal_is_the_one_on_divided_gpus_without_staleness_and_
 
 
 def test_training_runs_have_four_batches_at_once_and_the_benchmark_of_fig_4_has_one():
-    batch = INPUTS["prompts"] // areal.SCALE
+    batch = INPUTS["prompts"]
     assert areal.areal(INPUTS, 8)["max_concurrent"] == CONCURRENT_BATCHES * batch
     assert areal.fig4(INPUTS)["max_concurrent"] == batch
 
 
+def test_concurrent_prompts_are_divided_like_gpus_and_prompts():
+    run = areal.scenario(INPUTS, areal.LARGE, 192, areal.areal(INPUTS, 8), INPUTS["cap_tokens"])
+    assert run.system.model_dump()["max_concurrent"] == 4 * run.workload.synthetic.prompts_per_step
+
+
 @pytest.mark.parametrize(
     ("row", "updates", "gpus", "tp"),
-    [("1p5b", 250, 16, 1), ("7b", 250, 24, 1), ("14b", 80, 32, 4), ("32b", 60, 96, 8)],
+    [("1p5b", 250, 16, 1), ("7b", 250, 48, 1), ("14b", 80, 32, 4), ("32b", 60, 96, 8)],
 )
 def test_hours_are_those_of_the_printed_updates_on_the_printed_nodes(
     row: str, updates: int, gpus: int, tp: int

@@ -126,10 +126,28 @@ CLAIMS = {
         _EIGHTH,
     ),
     "ar-2": Claim(
-        LEDGER, level_then_ahead, "ratio 0.8-1.25 at the least and > 1.4 at the most", _EIGHTH
+        LEDGER,
+        level_then_ahead,
+        "ratio 0.8-1.25 at the least and > 1.4 at the most",
+        _EIGHTH,
+        "at 64 GPUs AReaL's 16 trainer GPUs pace it, which also compute the proximal log-probs, at an assumed MFU of 0.3, and "
+        "verl's workers have CUDA graphs",
+        {
+            "an MFU of 0.4 in AReaL": {"mfu": 0.4},
+            "an MFU of 0.2 in verl": {"verl_mfu": 0.2},
+            "no CUDA graphs in verl": {"enforce_eager": True},
+        },
     ),
     "ar-3": Claim(
-        LEDGER, by_eta, "eta 1 > 1.5x eta 0, eta 16 within 15 % of eta 4 but not below it", _EIGHTH
+        LEDGER,
+        by_eta,
+        "eta 1 > 1.5x eta 0, eta 16 within 15 % of eta 4 but not below it",
+        _EIGHTH,
+        "the trainer paces both, and they differ by how micro-batches of their batches fill",
+        {
+            "an MFU of 0.4": {"mfu": 0.4},
+            "one batch at once": {"max_concurrent": 512},
+        },
     ),
     "ar-4": Claim(
         LEDGER,

@@ -58,7 +58,7 @@ def scenario(
         system,
         model=model,
         gpus=gpus // scale,
-        tp=inputs[f"tp_{SIZES[model]}"],
+        tp=inputs[f"verl_tp_{SIZES[model]}"] if baseline else inputs[f"tp_{SIZES[model]}"],
         lengths={
             "prompts_per_step": inputs["prompts"] // scale,
             "cap_tokens": cap_tokens,

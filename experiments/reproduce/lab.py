@@ -5,6 +5,7 @@ Invariant: a measure is a pure function of one result, in the terms in which pap
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -140,6 +141,30 @@ def made(model: type[M], data: Mapping[str, Any]) -> M:
         raise kind(f"its {model.__name__}: {explain(error, model, model.__name__)[1]}") from error
 
 
+class Level(NamedTuple):
+    """The absolute figures of a run, which stand beside a ratio of two runs: `run` is what runs, as JSON."""
+
+    run: str
+    step_s: float
+    rollout_s: float
+    response_tokens_per_s: float
+
+
+def level_of(scenario: Scenario, run: Measures) -> Level:
+    """Return the level of a run. Of runs that differ in the split of their GPUs alone, which rows search, the last counts."""
+    system = {k: v for k, v in scenario.system.model_dump().items() if k != "rollout_share"}
+    lengths = scenario.workload.synthetic
+    described = {
+        **system,
+        "model": scenario.model,
+        "gpus": scenario.cluster.gpus,
+        "cap_tokens": None if lengths is None else lengths.cap_tokens,
+        "mean_tokens": None if lengths is None else lengths.mean_tokens,
+    }
+    figures = (float(run[key]) for key in Level._fields[1:])
+    return Level(json.dumps(described, default=str), *figures)
+
+
 class Rollouts(NamedTuple):
     """Rollouts of a colocated run, a mean over the updates after the warm-up."""
 
@@ -158,6 +183,8 @@ class Lab:
         self._more = more
         self._found: dict[str, Measures] = {}
         self._solved: dict[Callable[[Inputs], float], tuple[float | InputError, set[str]]] = {}
+        self.levels: dict[str, Level] = {}
+        """of the row that is being predicted: the levels of its runs, by what they run"""
 
     def once(self, solve: Callable[[Inputs], float], inputs: Inputs) -> float:
         """Return the solution for these inputs, or raise its `InputError`. Inputs that it looks up count as asked for by each
@@ -188,6 +215,8 @@ class Lab:
             self._found[key] = found | (
                 self._more(result, scenario.warmup_steps) if self._more else {}
             )
+        level = level_of(scenario, self._found[key])
+        self.levels[level.run] = level
         return self._found[key]
 
 

@@ -15,7 +15,7 @@ from simrl.result.timeline import time_shares
 from simrl.show.style import FAINT, INK
 
 SIZES = {"1.5B": areal.SMALL, "7B": areal.LARGE}
-_, WARMUP_STEPS = areal.ASYNCHRONOUS_STEPS
+_, WARMUP_STEPS = areal.STEPS
 RATIO = "{:.2f}".format
 
 
@@ -24,14 +24,14 @@ def timelines(bench: Bench) -> Drawn:
     inputs = bench.inputs("areal")
     overlapped = named(inputs, "minibatches", "log_probs", "rollout_share")
     systems = {
-        "synchronous (Sync.AReaL)": {**areal.verl(inputs), "name": "distflow"},
+        "synchronous (Sync.AReaL)": areal.areal(inputs, 0),
         "one-step overlap": {"name": "one_step_off", **overlapped},
         f"AReaL, η {inputs['eta']}": areal.areal(inputs, inputs["eta"]),
     }
     cap = inputs["cap_tokens"]
     runs = {
         name: bench.result(
-            areal.scenario(inputs, areal.SMALL, 128, system, cap, updates=areal.ASYNCHRONOUS_STEPS)
+            areal.scenario(inputs, areal.SMALL, 128, system, cap, updates=areal.STEPS)
         )
         for name, system in systems.items()
     }
@@ -171,7 +171,7 @@ def microbatches(bench: Bench) -> Drawn:
     """Draw Fig. 7: the gain of micro-batches by a token budget over equal counts."""
     inputs = bench.inputs("areal")
     nodes = {"1.5B": 16, "7B": 24}
-    gains = [areal.dynamic_gain(inputs, SIZES[size], nodes[size], row_name(size)) for size in SIZES]
+    gains = [areal.dynamic_gain(inputs, SIZES[size], nodes[size]) for size in SIZES]
     published = bench.value("areal-dynbatch")
     figure, axes = drawing.panel(3.2)
     names = (

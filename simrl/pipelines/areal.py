@@ -35,7 +35,8 @@ def capacity(
     return max(1, max_concurrent) - running, (eta + version + 1) * batch - (accepted + running)
 
 
-# that run at once: AReaL 0.3's launch files of qwen3-code have 512 prompts, of 128 a batch
+# that run at once: 512 prompts, of 128 a batch, in the launch files of 4 June 2025 (inclusionAI/AReaL@d56df51,
+# examples/configs/qwen3-code), which release v0.3.0 does not have: its default is one batch
 CONCURRENT_BATCHES = 4
 
 

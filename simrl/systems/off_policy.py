@@ -208,9 +208,9 @@ def areal(
     """Fully asynchronous; staleness is bounded by η at admission, and weights are updated in flight.
 
     A group is submitted while the groups submitted so far exceed the trained ones by at most η + 1 batches, and fewer than
-    `max_concurrent` groups are running. None: four training batches, as the authors' launch files for 8B and 14B on code
-    have; the code's own default is one batch, under which η has no effect beyond 1 or 2. `simrl explain` says which bound
-    held groups back. All responses of a group go to one worker, by turns, as in AReaL 0.3, which the paper and RhymeRL
+    `max_concurrent` groups are running. None: four training batches, as the authors' launch files of June 2025 for 8B and 14B
+    on code have; the code's own default is one batch, under which η has no effect beyond 1 or 2. `simrl explain` says which
+    bound held groups back. All responses of a group go to one worker, by turns, as in AReaL 0.3, which the paper and RhymeRL
     measured. The trainer takes a batch as soon as a batch of groups is finished, in order of submission. Then generation
     pauses until the weights are published and loaded (`pause`; without, it goes on while they are published), and running
     responses continue after their KV cache is recomputed (`recompute_kv`; without, they keep it). `interruptible=False`
@@ -220,9 +220,9 @@ def areal(
     too stale ("wait"). Four PPO mini-batches and the proximal log-probs follow the paper (§5.2, Table 3). `dynamic_sampling`
     drops groups with equal rewards when they are scored; they no longer count as submitted. `slow_start`: prompts
     are supplied as in the code since 0.4, a batch a second while an update waits for its groups, and none while it trains.
-    Its engines run without prefix
-    caching, as its code starts them (`engine.prefix_caching` replaces it). `eta=0` is synchronous on divided GPUs; the
-    paper's Sync.AReaL is areal_sync.
+    Its engines run without prefix caching, as its code of 2026 starts them (`engine.prefix_caching` replaces it; on in June
+    2025). `eta=0` is synchronous on divided GPUs: the paper's Sync.AReaL, whose four scores in Table 4 are those of maximum
+    staleness 0 in Table 2; the authors' configuration of it computes no log-probs (`log_probs: 0`).
     Not modelled: the decoupled PPO objective's effect on learning.
     """
     running: LoadMode = "recompute" if recompute_kv else "keep"

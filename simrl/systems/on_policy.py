@@ -265,15 +265,13 @@ def sortedrl(
 
 @recipe("dispatch", *GROUPS, dispatch="round_robin_groups", minibatches=4)
 def areal_sync() -> System:
-    """AReaL's synchronous variant: generation and training alternate on the same GPUs; on-policy.
+    """AReaL with generation and training in turns on the same GPUs; on-policy.
 
-    As verl_colocated without a controller, with AReaL's mini-batches, dispatch and engines (areal): what Table 1 of the paper
-    calls Sync.AReaL, on GPUs that both phases share (Fig. 1). `areal(eta=0)` is synchronous on divided GPUs.
+    As verl_colocated without a controller, with AReaL's mini-batches, dispatch and engines (areal): the code on one pool of
+    GPUs, and the synchronous systems of the paper's Fig. 1. The paper's own Sync.AReaL divides its GPUs: `areal(eta=0)`.
     Not modelled: as verl_colocated.
     """
-    return in_turns(
-        paper="AReaL, arXiv 2505.24298, Table 1", controller=False, prefix_caching=False
-    )
+    return in_turns(paper="AReaL, arXiv 2505.24298, Fig. 1", controller=False, prefix_caching=False)
 
 
 @recipe("dispatch", dispatch="even_split", minibatches=16)

@@ -7,8 +7,9 @@ at what a sample will be.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -132,9 +133,10 @@ def plan_drafting(
 def _plan_first(
     speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int
 ) -> DraftPlan:
-    """Plan the drafter that is fastest for a worker's share of a batch, of equals the first
-    (SpecActor §4.2, initial selection)."""
-    ladder = {}
+    """Plan the drafter that the draft ladder puts first for a worker's share of a batch (SpecActor
+    §4.2, initial selection). The ladder rates all candidates alike, by drafting in turns with the
+    target; Algorithm 1 then plans how the first one drafts."""
+    plans = {}
     for name in speculation.candidates:
         if name == NGRAM:
             one = replace(speculation, candidates=(), drafter="ngram", model="", decoupled=None)
@@ -145,35 +147,67 @@ def _plan_first(
             and read_profile(inputs.draft_profile).metadata.model == name
         )
         its_inputs = inputs if measured else inputs.model_copy(update={"draft_profile": None})
-        ladder[name] = _rated(plan_drafting(one, its_inputs, deployment, gpus), deployment, gpus)
-    best = max(ladder, key=lambda name: ladder[name].rate)
+        plans[name] = plan_drafting(one, its_inputs, deployment, gpus)
+    rungs = rungs_of(plans, deployment, _share(deployment, gpus), _ladder_windows(speculation))
+    best = _rated(plans[next(iter(rungs))], deployment, gpus)
     rated = {
-        name: {"acceptance": token_rate(plan, deployment.trace), "tokens_per_s": plan.rate}
-        for name, plan in ladder.items()
+        name: {"acceptance": rung.acceptance, "speedup": rung.speedup}
+        for name, rung in rungs.items()
     }
-    return replace(
-        ladder[best], facts=ladder[best].facts | {"first_drafter": best, "candidates": rated}
-    )
+    first = {"first_drafter": next(iter(rungs)), "candidates": rated}
+    return replace(best, facts=best.facts | first)
+
+
+class Rung(NamedTuple):
+    """A drafter on the draft ladder: its speed-up over plain decoding at its acceptance rate, with
+    its best window, in turns with the target, and the tokens/s of a request."""
+
+    acceptance: float
+    window: int
+    speedup: float
+    tokens_per_s: float
+
+
+def rungs_of(
+    plans: Mapping[str, DraftPlan], deployment: Deployment, requests: int, windows: Sequence[int]
+) -> dict[str, Rung]:
+    """Return the rungs of planned drafters at a batch of `requests` (as far as their times reach),
+    the fastest first; of equals, the first."""
+    profile = deployment.profile
+    reach = [_batches_up_to(requests, plan.times, profile) for plan in plans.values()]
+    batches = min(reach, key=max)
+    # As functions: to a type checker, a NamedTuple is a tuple.
+    kv_tokens = typical_context_tokens(deployment.trace)
+    verify = [v.__call__ for v in fit_verify(profile, windows[-1] + 1, batches, kv_tokens)]
+    drafts = {name: plan.times.draft_s for name, plan in plans.items()}
+    ladder, rungs = draft_ladder(drafts, verify, batches[-1], windows), dict[str, Rung]()
+    for i, (name, plan) in enumerate(plans.items()):
+        rate = token_rate(plan, deployment.trace)
+        window = int(ladder.windows[i, round(rate * (len(ladder.acceptances) - 1))])
+        speedup = ladder.speedup(name, rate)
+        rungs[name] = Rung(rate, window, speedup, speedup / verify[0](batches[-1]))
+    return dict(sorted(rungs.items(), key=lambda item: -item[1].speedup))
+
+
+def _ladder_windows(speculation: Speculation) -> Sequence[int]:
+    tokens = speculation.window.rule.start_tokens
+    return range(1, MOST_WINDOW + 1) if speculation.ladder_window else (tokens,)
+
+
+def _share(deployment: Deployment, gpus: int) -> int:
+    """Return the requests of a worker's tp GPUs at the start of the first step."""
+    _, first, end = deployment.trace.step_slices[0]
+    return -(-deployment.tp * (end - first) // gpus)
 
 
 def _rated(plan: DraftPlan, deployment: Deployment, gpus: int) -> DraftPlan:
     """Return a plan with its rate, and if drafting is coupled with the window of the ladder."""
     if plan.decoupled is not None:
         return replace(plan, rate=plan.decoupled.renewal)
-    profile, (_, first, end) = deployment.profile, deployment.trace.step_slices[0]
-    batches = _batches_up_to(-(-deployment.tp * (end - first) // gpus), plan.times, profile)
-    kv_tokens, windows = typical_context_tokens(deployment.trace), range(1, MOST_WINDOW + 1)
-    if not plan.speculation.ladder_window:
-        windows = range(
-            plan.speculation.window.rule.start_tokens, plan.speculation.window.rule.start_tokens + 1
-        )
-    # As functions: to a type checker, a NamedTuple is a tuple.
-    verify = [v.__call__ for v in fit_verify(profile, windows[-1] + 1, batches, kv_tokens)]
-    ladder = draft_ladder({"": plan.times.draft_s}, verify, batches[-1], windows)
-    step = round(token_rate(plan, deployment.trace) * (len(ladder.acceptances) - 1))
-    window = Fixed(tokens=int(ladder.windows[0, step]))
-    rate = float(ladder.speedups[0, step]) / verify[0](batches[-1])
-    return replace(plan, speculation=replace(plan.speculation, window=window), rate=rate)
+    windows = _ladder_windows(plan.speculation)
+    rung = rungs_of({"": plan}, deployment, _share(deployment, gpus), windows)[""]
+    speculation = replace(plan.speculation, window=Fixed(tokens=rung.window))
+    return replace(plan, speculation=speculation, rate=rung.tokens_per_s)
 
 
 def _batches_up_to(requests: int, times: DraftTimes, profile: TableProfile) -> list[int]:

@@ -14,6 +14,7 @@ from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.result.metrics import summary
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.best_of_n import BestOfN, assign
+from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.inputs import ASSUMED_RUNS
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import draw_runs
@@ -28,7 +29,6 @@ from simrl.speculation.specactor import (
     fit_affine,
     fit_draft,
     fit_verify,
-    ladder_order,
     plan_decoupled,
     reconfiguration_table,
     reconfigured,
@@ -556,13 +556,13 @@ def test_the_first_of_the_ladder_weighs_acceptance_against_draft_time():
     ladder = draft_ladder(
         {name: lambda b, n, s=s: s * n for name, s in seconds.items()}, VERIFY, 16
     )
-    assert ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.7, "1.5b": 0.75})[0] == "0.5b"
-    assert ladder_order(ladder, {"ngram": 0.2, "0.5b": 0.5, "1.5b": 0.8})[0] == "1.5b"
-    assert ladder_order(ladder, {"ngram": 0.9, "0.5b": 0.1, "1.5b": 0.5}) == (
-        "ngram",
-        "1.5b",
-        "0.5b",
-    )
+
+    def order(**rates: float) -> list[str]:
+        return sorted(rates, key=lambda name: -ladder.speedup(name, rates[name]))
+
+    assert order(**{"ngram": 0.2, "0.5b": 0.7, "1.5b": 0.75})[0] == "0.5b"
+    assert order(**{"ngram": 0.2, "0.5b": 0.5, "1.5b": 0.8})[0] == "1.5b"
+    assert order(**{"ngram": 0.9, "0.5b": 0.1, "1.5b": 0.5}) == ["ngram", "1.5b", "0.5b"]
 
 
 def test_what_a_round_of_drafts_takes_besides_its_passes_is_paid_once_a_window():
@@ -736,14 +736,30 @@ def test_the_ladder_chooses_the_first_drafter_by_its_acceptance():
             == best
         )
         assert ready.drafts.draft_gpus >= 1
-        rates = {
-            name: each["tokens_per_s"] for name, each in ready.drafts.facts["candidates"].items()
-        }
-        assert rates[best] == max(rates.values())
+        speedups = [each["speedup"] for each in ready.drafts.facts["candidates"].values()]
+        assert speedups == sorted(speedups, reverse=True)
     assert (
         big(accepting(half=0.30, more=0.85), model="qwen2.5-0.5b").drafts.speculation.model
         == "qwen2.5-0.5b"
     )
+
+
+def test_the_ladder_rates_every_candidate_in_turns_with_the_target_on_one_gpu_and_one_batch():
+    """§4.2: one ladder. What drafting ahead would gain a model (and a text drafter, which needs no GPUs, would not) says
+    nothing there; Algorithm 1 plans it for the drafter that is first."""
+    ready = big(accepting(half=0.7, more=0.75))
+    rated, profile = ready.drafts.facts["candidates"], ready.profile
+    requests, context = 512 * 4 // 32, typical_context_tokens(ready.trace)
+    verify = fit_verify(profile, 16, [1, 2, requests // 4, requests // 2, requests], context)
+    plain_s = verify[0](requests)
+    for name, rate in {"qwen2.5-0.5b": 0.7, "qwen2.5-1.5b": 0.75}.items():
+        times = big(accepting(half=0.7, more=0.75), model=name).drafts.times
+        by_hand = max(
+            coupled_tgs(rate, w, times.draft_s(requests, w) / w, verify[w](requests))
+            for w in range(1, 16)
+        )
+        assert rated[name]["speedup"] == pytest.approx(by_hand * plain_s)
+    assert ready.drafts.decoupled is not None, "the first drafts ahead all the same"
 
 
 def test_where_no_model_is_good_the_ladder_chooses_ngrams_which_need_no_gpus():

@@ -94,7 +94,9 @@ class DraftPlan:
     # compared.
     rate: float = np.nan
     siblings_faster_beyond: float = np.inf  # drift from which on drafts of siblings are faster
-    load_s: float = 0.0  # what a load of weights takes longer, to make a drafter of them
+    # what a load of weights takes longer, to make a drafter of them; in the tail, the load of its own
+    load_s: float = 0.0
+    kv_blocks: int = 0  # of a worker that gets it in the tail; 0: as with its first drafter
 
     @property
     def first_version(self) -> int:

@@ -3,9 +3,7 @@
 
 The drafters that freed workers may get are planned before anything runs. Such a drafter works
 coupled, on the worker's own tp GPUs, or decoupled on its drafter GPUs, and verifies by exact match.
-It is resident: the weights of all drafters are there from the start, and the KV cache is laid out
-for the one that takes most a token, so a worker changes its drafter at once; the price is room for
-requests.
+It waits in the host's memory, and is loaded when a worker gets it (`simrl.simulate.specactor`).
 
 The draft ladder (`rungs_of`) gives each drafter's window where it is coupled, and their order by the
 speed-up at a batch of `most_load` and at the acceptance rate known before the run, which is the
@@ -30,18 +28,11 @@ from simrl.speculation.windows import Fixed
 
 @dataclass(frozen=True)
 class TailPlan:
-    """The complete `rule`, the plan of each of its drafters, and the bytes that they take of each
-    GPU of a worker, without the drafter that all begin with."""
+    """The complete `rule`, and the plan of each of its drafters."""
 
     rule: BestOfN
     plans: dict[str, DraftPlan]
-    weight_bytes: float
-    kv_bytes_per_token: float
     facts: dict[str, Any]
-
-    def fetching(self, share: float) -> TailPlan:
-        """Return the plan of duplicates that fetch this share of their KV cache."""
-        return replace(self, rule=replace(self.rule, fetched_share=share))
 
 
 def plan_tail(
@@ -89,13 +80,9 @@ def plan_tail(
     first = "none" if initial is None else initial.speculation.model or initial.speculation.name
     if initial is not None and initial.speculation.drafter == "ngram":
         first = NGRAM
-    resident = initial.speculation.model if initial is not None and not initial.draft_gpus else ""
-    weight_bytes = sum(plan.weight_bytes for name, plan in plans.items() if name != resident)
     return TailPlan(
         rule=replace(rule, own=first, order=tuple(rungs)),
         plans=plans,
-        weight_bytes=weight_bytes,
-        kv_bytes_per_token=max(plan.kv_bytes_per_token for plan in plans.values()),
         facts={
             "ladder": {
                 name: {
@@ -106,8 +93,6 @@ def plan_tail(
                 }
                 for name, rung in rungs.items()
             },
-            "drafters": {name: plan.facts for name, plan in plans.items()},
-            "weight_bytes": weight_bytes,
         },
     )
 

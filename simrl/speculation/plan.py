@@ -42,6 +42,7 @@ from simrl.speculation.draft_times import (
     profiled_drafts,
     quantising_s,
     text_drafts,
+    with_messages,
 )
 from simrl.speculation.gates import batch_gate
 from simrl.speculation.inputs import SpeculationInputs
@@ -361,7 +362,7 @@ def _plan_decoupled(
     gpus: int,
 ) -> DecoupledPlan:
     """Run Algorithm 1 before the run; it does not choose what the method fixes."""
-    profile, tp = deployment.profile, deployment.tp
+    profile, tp, times = deployment.profile, deployment.tp, with_messages(times, deployment.gpu)
     _, first, end = deployment.trace.step_slices[0]
     requests = end - first
     batches = _batches_up_to(method.requests or requests, times, profile)
@@ -434,7 +435,7 @@ def decoding_of(
     max_num_seqs: int,
 ) -> Decoding:
     """Return a plan as engines take it, with the drafts of this trace's responses."""
-    speculation, times = plan.speculation, plan.times
+    speculation, times = plan.speculation, _executed(plan, deployment)
     rule = Rule(window=speculation.window.rule, own_text=speculation.own_text)
     parts: dict[str, Any] = {}
     if plan.decoupled is not None:
@@ -446,6 +447,7 @@ def decoding_of(
         rule = rule._replace(reconfigure_every=every)
         # The drafters of a worker share its requests.
         parts["draft_sequences"] = times.sequences * plan.decoupled.draft_gpus
+        parts["draft_gpus"] = plan.decoupled.draft_gpus
         if not in_turns:
             windows, coupled = reconfiguration_table(
                 plan.decoupled, speculation.decoupled.objective
@@ -481,10 +483,15 @@ def decoding_of(
     return decoding._replace(**parts)
 
 
+def _executed(plan: DraftPlan, deployment: Deployment) -> DraftTimes:
+    """Return the times of a plan's drafts, with its messages if the drafter has GPUs of its own."""
+    return with_messages(plan.times, deployment.gpu) if plan.decoupled else plan.times
+
+
 def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> DraftCosts:
     """Return what drafts cost a worker, and up to which batch it drafts, for predictions
     (`RolloutTimes`)."""
-    gate, times = plan.speculation.gate, plan.times
+    gate, times = plan.speculation.gate, _executed(plan, deployment)
     largest = np.full(1, gate.threshold if isinstance(gate, Elastic) else 1 << 40)
     if gate == "batch" or isinstance(gate, Toggle):
         kv_tokens = typical_context_tokens(deployment.trace)

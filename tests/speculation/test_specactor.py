@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simrl.errors import InputError
+from simrl.profile.hardware import gpu
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
 from simrl.result.metrics import summary
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.speculation.best_of_n import BestOfN, assign
 from simrl.speculation.deployment import typical_context_tokens
+from simrl.speculation.draft_times import text_drafts, with_messages
 from simrl.speculation.inputs import ASSUMED_RUNS
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import draw_runs
@@ -36,6 +38,7 @@ from simrl.speculation.specactor import (
     token_acceptance,
 )
 from simrl.speculation.windows import Fixed
+from simrl.training.operations import COLLECTIVE_S
 from tests.helpers import examples, one_second_a_pass, prepared, rows, scenario, watch
 from tests.references.decoupled import DecoupledWorker, Request
 
@@ -845,12 +848,35 @@ def test_the_host_starts_a_window_of_a_decoupled_drafter_as_it_starts_a_round():
         [request], np.zeros((3,)), lambda n: 1.0, lambda n, q, c: 0.0, round_s=lambda n: 2.0
     ).run()
     assert request.ended_s == worker.now_s == 2 * (3 + 2)
-    plans = [
-        big({"draft_round_s": s}, model="qwen2.5-0.5b", best_of_n=False).drafts
-        for s in (0.0, 0.004)
-    ]
-    assert [plan.decoupled.round_s for plan in plans] == [0.0, 0.004]
-    assert plans[1].decoupled.renewal < plans[0].decoupled.renewal
+    plans = [big({"draft_round_s": s}, model="qwen2.5-0.5b", best_of_n=False) for s in (0.0, 0.004)]
+    messages_s = 2 * (COLLECTIVE_S + 4 * 1024 / plans[0].gpu.network_bytes_per_s)
+    assert [plan.drafts.decoupled.round_s for plan in plans] == pytest.approx(
+        [messages_s, 0.004 + messages_s]
+    )
+    assert plans[1].drafts.decoupled.renewal < plans[0].drafts.decoupled.renewal
+
+
+def test_two_messages_a_window_go_between_drafter_and_verifier():
+    """A window's tokens one way; how many were right, and the correction, the other. By exact match, a token is a number."""
+    sheet, plain = gpu("h100"), text_drafts()
+    sent = with_messages(plain, sheet)
+    for n, window in ((1, 4), (256, 7)):
+        by_hand = 2 * COLLECTIVE_S + 4 * n * (window + 2) / sheet.network_bytes_per_s
+        assert sent.draft_s(n, window) - plain.draft_s(n, window) == pytest.approx(by_hand)
+
+
+def test_a_decoupled_drafter_prefills_what_it_is_given():
+    """By hand: 9 tokens of context but the last, 0.5 s each, then 1 s a drafted token; 3 of 3 right, no time to verify."""
+    requests = [Request(0, 7, 3, prompt=8, generated=1)]
+    worker = DecoupledWorker(
+        requests, np.zeros((3,)), lambda n: 1.0, lambda n, q, c: 0.0, prefill_s=0.5
+    ).run()
+    assert worker.now_s == 8 * 0.5 + 2 * 3
+    shared = [Request(i, 7, 3, prompt=8, generated=1) for i in range(2)]
+    worker = DecoupledWorker(
+        shared, np.zeros((3,)), lambda n: 1.0, lambda n, q, c: 0.0, prefill_s=0.5, draft_gpus=2
+    ).run()
+    assert worker.now_s == 8 * 0.5 + 2 * 3, "two GPUs prefill one each"
 
 
 def test_alike_drafters_accept_alike_under_both_rules_of_verification():

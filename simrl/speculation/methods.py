@@ -396,7 +396,7 @@ def specactor(
     them too) and the KV cache of its requests at typical length. It prefills a response's context before it drafts for it, and
     each window takes two messages. `decoupled=False` drafts in turns with verification, on the worker's own GPUs, or on drafter
     GPUs (`disaggregated`).
-    Not modelled: drafters that have no room for requests longer than typical; a drafter that drafts while its messages travel.
+    Not modelled: drafters that have no room for requests longer than typical; drafting while messages travel.
     """
     refuse(
         (

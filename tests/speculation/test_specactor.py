@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from experiments.decoupled_bound import bound, coupled, decoupled
 from simrl.errors import InputError
 from simrl.profile.hardware import gpu
 from simrl.profile.profile import ProfileMetadata, TableProfile, Tables
@@ -164,6 +165,15 @@ def test_tgs_exceeds_what_is_executed_by_1_to_26_percent_where_draft_and_verific
     assert min(excess) == pytest.approx(0.014, abs=0.002) and max(excess) == pytest.approx(
         0.26, abs=0.005
     )
+
+
+@pytest.mark.parametrize(("p", "most"), [(0.67, 1.00), (0.8, 1.11), (0.9, 1.23)])
+def test_drafting_ahead_gains_no_more_than_the_page_says_at_any_time_of_a_draft(p, most):
+    """Where a verification takes as long for any window; the drafters' GPUs not counted (docs/speculation.md)."""
+    assert bound(p, 0.0) == pytest.approx(most, abs=0.005)
+    for draft_s in np.random.default_rng(0).uniform(0.0, 2.0, 200):
+        ratio = decoupled(p, draft_s, lambda q: 1.0) / coupled(p, draft_s, lambda q: 1.0)
+        assert ratio <= bound(p, 0.0) * (1 + 1e-12)
 
 
 # --- Two loops.

@@ -1,5 +1,8 @@
 """Claims of the papers that simrl stands on, simulated in each paper's own setting: agrees, disagrees, or open.
 
+Claims that a paper's text determines are scored. The others are shown apart, with the verdict by the input that the text leaves
+open, and are in no total.
+
     python experiments/seeds.py [ID ...] [--samples 4] [--json] [--page experiments/seeds.md]
 
 A claim's figure is simulated at the middle of the inputs that its paper leaves open (`experiments/reproduce/ledgers`), and
@@ -35,24 +38,30 @@ CLAIMS: dict[str, Claim] = {
     **others.CLAIMS,
 }
 OPEN_FROM = 0.5  # share of the points from which a claim that the middle does not show is open
-BAR = 0.85  # of the claims
 
 
 class Task(NamedTuple):
-    """Claims of one ledger under one set of its inputs; 0 is the middle. `ablation` names what is changed."""
+    """Claims of one ledger under one set of its inputs; 0 is the middle. `changed` names what is changed: an ablation, or a
+    value of an undetermined claim's input."""
 
     ids: tuple[str, ...]
     number: int
     inputs: Inputs
-    ablation: str = ""
+    changed: str = ""
 
 
 class Row(NamedTuple):
-    """A claim's outcome. `figures` has the figure under each set of inputs, the middle first, or why there is none."""
+    """A claim's outcome. `figures` has the figure under each set of inputs, the middle first, or why there is none; `changed`
+    the figure under each of `changes`."""
 
     id: str
     figures: Sequence[Figure | str]
-    ablated: Mapping[str, Figure | str]
+    changed: Mapping[str, Figure | str]
+
+    @property
+    def determined(self) -> bool:
+        """Whether the paper's text determines the claim."""
+        return CLAIMS[self.id].undetermined is None
 
     @property
     def share(self) -> float:
@@ -73,8 +82,28 @@ class Row(NamedTuple):
         if self.verdict == "agrees":
             return ""
         parts = [CLAIMS[self.id].cause or "not found"]
-        parts += [f"{name}: {shown(figure)}" for name, figure in self.ablated.items()]
+        if self.determined:
+            parts += [f"{name}: {shown(figure)}" for name, figure in self.changed.items()]
         return "; ".join(parts)
+
+    @property
+    def changes(self) -> Mapping[str, Mapping[str, Any]]:
+        """The changes of the middle to simulate, by name: of a determined claim that does not agree its ablations, of an
+        undetermined one the values of its input."""
+        claim = CLAIMS[self.id]
+        if claim.undetermined is None:
+            return {} if self.verdict == "agrees" else claim.ablations
+        name = claim.undetermined.input
+        return {str(value): {name: value} for value in claim.undetermined.values}
+
+    @property
+    def walk(self) -> str:
+        """The verdict at each value of an undetermined claim's input, in words."""
+        verdicts = {
+            value: "none" if isinstance(figure, str) else "yes" if figure.agrees else "no"
+            for value, figure in self.changed.items()
+        }
+        return ", ".join(f"{value} {verdict}" for value, verdict in verdicts.items())
 
 
 def shown(figure: Figure | str) -> str:
@@ -92,13 +121,13 @@ def sets(ledger: str, samples: int) -> list[Inputs]:
 
 def run(task: Task) -> dict[str, Figure | str]:
     """Return the figures of a task's claims."""
-    lab, found = Lab(measured), dict[str, Figure | str]()
+    lab, figures = Lab(measured), dict[str, Figure | str]()
     for name in task.ids:
         try:
-            found[name] = CLAIMS[name].figure(lab, task.inputs, task.number == 0)
+            figures[name] = CLAIMS[name].figure(lab, task.inputs, task.number == 0)
         except InputError as error:
-            found[name] = str(error)
-    return found
+            figures[name] = str(error)
+    return figures
 
 
 def simulate(
@@ -111,22 +140,31 @@ def simulate(
         todo += [Task(own, number, inputs) for number, inputs in enumerate(sets(ledger, samples))]
     todo.sort(key=lambda task: task.number)  # the middle takes longest, and goes first
     figures: dict[str, dict[int, Figure | str]] = {name: {} for name in ids}
-    ablated: dict[str, dict[str, Figure | str]] = {name: {} for name in ids}
     with Processes(jobs, stay=True) as pool:
-        for i, found in each(run, todo, pool if jobs > 1 else None):
-            for name, figure in found.items():
+        for i, by_claim in each(run, todo, pool if jobs > 1 else None):
+            for name, figure in by_claim.items():
                 figures[name][todo[i].number] = figure
             on_task()
         rows = [Row(name, [figures[name][k] for k in sorted(figures[name])], {}) for name in ids]
+        # An ablation is of the whole setting, as the middle is; a walk is of the draws'.
         again = [
-            Task((row.id,), 0, {**sets(CLAIMS[row.id].ledger, 0)[0], **changed}, words)
+            Task(
+                (row.id,),
+                0 if row.determined else 1,
+                {**sets(CLAIMS[row.id].ledger, 0)[0], **changed},
+                name,
+            )
             for row in rows
-            if row.verdict != "agrees"
-            for words, changed in CLAIMS[row.id].ablations.items()
+            for name, changed in row.changes.items()
         ]
-        for i, found in each(run, again, pool if jobs > 1 else None):
-            ablated[again[i].ids[0]][again[i].ablation] = found[again[i].ids[0]]
-    return [row._replace(ablated=ablated[row.id]) for row in rows]
+        changed_figures: dict[str, dict[str, Figure | str]] = {name: {} for name in ids}
+        for i, by_claim in each(run, again, pool if jobs > 1 else None):
+            changed_figures[again[i].ids[0]][again[i].changed] = by_claim[again[i].ids[0]]
+            on_task()
+    return [
+        row._replace(changed={name: changed_figures[row.id][name] for name in row.changes})
+        for row in rows
+    ]
 
 
 def entry(row: Row) -> dict[str, Any]:
@@ -135,14 +173,17 @@ def entry(row: Row) -> dict[str, Any]:
     simulated = dict(middle.values) if isinstance(middle, Figure) else middle
     return {
         "id": row.id,
+        "determined": row.determined,
         "simulated": simulated,
         "verdict": row.verdict,
         "share_of_range": row.share,
         "cause": row.cause,
+        "by_input": row.walk,
     }
 
 
 HEADS = ("claim", "agrees if", "simulated", "verdict", "share of range")
+APART = ("claim", "not determined", "at the middle", "input", "agrees at")
 
 
 def cells(row: Row) -> list[str]:
@@ -151,25 +192,41 @@ def cells(row: Row) -> list[str]:
     return [row.id, CLAIMS[row.id].threshold, shown(row.figures[0]), row.verdict, share]
 
 
+def apart(row: Row) -> list[str]:
+    """Return the cells of a row whose claim the text does not determine."""
+    undetermined = CLAIMS[row.id].undetermined
+    assert undetermined is not None
+    return [
+        row.id,
+        undetermined.why,
+        f"{row.verdict}: {shown(row.figures[0])}",
+        undetermined.input,
+        row.walk,
+    ]
+
+
 def total(rows: Sequence[Row]) -> str:
     """Return the verdicts in words."""
+    scored = [row for row in rows if row.determined]
     counts = {
-        verdict: sum(row.verdict == verdict for row in rows)
+        verdict: sum(row.verdict == verdict for row in scored)
         for verdict in ("agrees", "disagrees", "open")
     }
     return (
-        f"{counts['agrees']} of {len(rows)} claims agree ({counts['agrees'] / len(rows):.0%}; the bar is {BAR:.0%}), "
-        f"{counts['disagrees']} disagree, {counts['open']} open."
+        f"{counts['agrees']} of {len(scored)} claims that the texts determine agree, {counts['disagrees']} disagree, "
+        f"{counts['open']} open; {len(rows) - len(scored)} are not determined."
     )
 
 
 def write_page(page: Path, rows: Sequence[Row], samples: int) -> None:
     """Write the tables of the page anew."""
-    causes = [[row.id, row.verdict, row.cause] for row in rows if row.verdict != "agrees"]
+    scored = [row for row in rows if row.determined]
+    causes = [[row.id, row.verdict, row.cause] for row in scored if row.verdict != "agrees"]
     settings = [[row.id, CLAIMS[row.id].setting] for row in rows]
     parts = {
         "total": [total(rows), "", f"The middle of the ranges and {samples} points of them."],
-        "claims": markdown(HEADS, [cells(row) for row in rows]),
+        "claims": markdown(HEADS, [cells(row) for row in scored]),
+        "apart": markdown(APART, [apart(row) for row in rows if not row.determined]),
         "causes": markdown(("claim", "verdict", "cause, and what changed inputs give"), causes)
         if causes
         else ["All agree."],
@@ -207,13 +264,16 @@ def main(
     if as_json:
         print(json.dumps([entry(row) for row in rows], indent=1))
         return
-    table = Table(*HEADS, box=None)
-    for row in rows:
-        table.add_row(*cells(row))
     console = Console(highlight=False, markup=False, width=None if Console().is_terminal else 200)
-    console.print(table)
+    for heads, of, shows in ((HEADS, True, cells), (APART, False, apart)):
+        some = [row for row in rows if row.determined == of]
+        if some:
+            table = Table(*heads, box=None)
+            for row in some:
+                table.add_row(*shows(row))
+            console.print(table)
     for row in rows:
-        if row.cause:
+        if row.cause and row.determined:
             console.print(f"{row.id}: {row.cause}")
     console.print(total(rows))
 

@@ -26,10 +26,20 @@ class Figure(NamedTuple):
     agrees: bool
 
 
+class Undetermined(NamedTuple):
+    """The reason why a paper's text does not determine a claim: a figure for it would be a figure of this reason. The claim is
+    shown apart, with the verdict at each of `values` of the ledger's `input`, by which it turns or does not."""
+
+    why: str
+    input: str
+    values: tuple[Any, ...]
+
+
 class Claim(NamedTuple):
     """A claim. `ledger` names the paper's inputs; `setting` says what is simulated and how it is scaled. `whole` tells the
-    function that its whole setting is asked for: draws from the ranges may have fewer models. `ablations` are changes of the
-    inputs, by name, which are simulated where the claim does not agree; `cause` is what they showed."""
+    function that its whole setting is asked for: draws from the ranges, and walks through values of an undetermined claim,
+    may have fewer models. `ablations` are changes of the inputs, by name, which are simulated where a determined claim does
+    not agree; `cause` is what they showed."""
 
     ledger: str
     figure: Callable[[Lab, Inputs, bool], Figure]
@@ -37,6 +47,7 @@ class Claim(NamedTuple):
     setting: str
     cause: str = ""
     ablations: Mapping[str, Mapping[str, Any]] = {}
+    undetermined: Undetermined | None = None
 
 
 def measured(result: Result, warmup_steps: int) -> Measures:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from experiments.claims.claim import Claim, Figure
+from experiments.claims.claim import Claim, Figure, Undetermined
 from experiments.reproduce import rollpacker
 from experiments.reproduce.lab import Lab, Measures, made, step_times
 from experiments.reproduce.ledger import Inputs
@@ -24,7 +24,12 @@ def run(lab: Lab, inputs: Inputs, system: dict[str, Any]) -> Measures:
         "steps": STEPS,
         "warmup_steps": WARMUP_STEPS,
         "model": model,
-        "cluster": {"gpu": gpu, "gpus": inputs["long_gpus"], "tp": tp},
+        "cluster": {
+            "gpu": gpu,
+            "gpus": inputs["long_gpus"],
+            "tp": tp,
+            "host_speed": inputs["long_host_speed"],
+        },
         "workload": {
             "synthetic": {
                 "steps": STEPS + 10,
@@ -37,9 +42,8 @@ def run(lab: Lab, inputs: Inputs, system: dict[str, Any]) -> Measures:
                 "prompt_share": inputs["long_prompt_share"],
             }
         },
-        "profile": step_times(
-            model, gpu, tp, between_passes_s=float(inputs["long_between_passes_s"])
-        ),
+        "profile": step_times(model, gpu, tp),
+        "engine": {"preset": inputs["long_engine_preset"]},
         "training": {
             "mfu": inputs["long_mfu"],
             "log_prob_mfu": inputs["long_mfu"],
@@ -68,7 +72,15 @@ def packs(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 def in_parts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate x-3."""
-    own = run(lab, inputs, {"name": "partial_rollout", "dispatch": "even_split"})
+    own = run(
+        lab,
+        inputs,
+        {
+            "name": "partial_rollout",
+            "dispatch": "even_split",
+            "budget_tokens": inputs["long_budget_tokens"],
+        },
+    )
     found = {
         "throughput": float(own["samples_per_s"] / run(lab, inputs, VERL)["samples_per_s"]),
         "stale tokens": own["stale_share"],
@@ -98,7 +110,12 @@ CLAIMS = {
         "ratio > 1.1 and stale tokens < 30 %",
         _LONG,
         "a group trains when all of its responses are complete, so that the finished siblings of a cut response become "
-        "stale, too; the budget of 8,192 tokens is assumed",
+        "stale, too",
+        undetermined=Undetermined(
+            "threshold and budget are assumed; the paper is none of the four",
+            "long_budget_tokens",
+            (2048, 4096, 8192, 12288),
+        ),
     ),
     "x-4": Claim("claims", by_trajectory, "ratio >= 0.98", "32B (14B) on 64 GPUs, 32K, sigma 1.2"),
 }

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.claims.claim import Claim, Figure, all_above
+from experiments.claims.claim import Claim, Figure, Undetermined, all_above
 from experiments.reproduce import tlt as paper
 from experiments.reproduce.lab import Lab, Measures
 from experiments.reproduce.ledger import Inputs, named
@@ -183,12 +183,20 @@ CLAIMS = {
         "ratio > 0.98",
         f"{_WHOLE}; 32B, 128 requests a worker",
         "at 33 to 128 requests drafts still pay, as Table 2's 2.48 at batch 32 suggests; always on, they verify 8 tokens there",
+        undetermined=Undetermined(
+            "hedged in the text; the memory of verification is not described",
+            "accept_length",
+            (3.0, 4.5, 5.6, 6.7),
+        ),
     ),
     "tl-6": Claim(
         LEDGER,
         adapts,
         "accept length higher and dips",
         "32B on 16 GPUs, a quarter of the responses; 34 steps",
+        undetermined=Undetermined(
+            "by construction: the dip is the assumed drift", "accept_drift", (0.0, 0.02, 0.05, 0.1)
+        ),
     ),
     "tl-7": Claim(
         LEDGER,

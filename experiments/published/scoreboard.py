@@ -53,6 +53,7 @@ PAPERS = {
 MOVES = 0.1  # a relative half-width up to which open inputs move an element little
 TIE = 0.02  # published values so near to each other have no order
 LEVEL = 0.01  # predicted ones so near are level
+MOST_LEVELS = 6  # runs in a cell
 
 # Rows whose inputs their source prints: phases of other runs, an accept length, a batch, a tree.
 GIVEN_THEIR_PHASES = ("verl-", "tlt-sd-", "tlt-topk8")
@@ -265,7 +266,8 @@ def scoreboard(found: Board, captions: Mapping[str, Mapping[str, str]]) -> str:
             "published result, predicted from the inputs that its paper states and from ranges of the open ones; nothing is "
             "fitted to an "
             "outcome. *Predicted* is at the middle of the ranges, *interval* over it and "
-            f"{found.samples} drawn sets of inputs{version}; a row is covered if all its elements lie in their intervals.\n",
+            f"{found.samples} drawn sets of inputs{version}; a row is covered if all its elements lie in their intervals. "
+            "*Levels*, beside a ratio: the seconds a step of the runs behind it (and of its rollout), at the middle.\n",
             *in_short(entries),
             *goals(entries),
             *tables(entries),
@@ -439,7 +441,7 @@ def tables(entries: Sequence[Entry]) -> Iterator[str]:
             continue
         yield f"### {paper}\n"
         heads = (
-            "row", "what, of which setting", "published", "predicted", "interval", "error", "covered", "moved most by"
+            "row", "what, of which setting", "published", "predicted", "interval", "error", "covered", "moved most by", "levels"
         )  # fmt: skip
         yield from (*markdown(heads, list(map(cells, predicted))), "")
 
@@ -455,7 +457,33 @@ def cells(entry: Entry) -> tuple[str, ...]:
         "<br>".join("" if error is None else share(error, "{:+.0%}") for error in entry["error"]),
         covered_words(entry),
         ", ".join(f"`{d['input']}` {d['rank_correlation']:+.1f}" for d in entry["drivers"][:2]),
+        levels(entry) if is_ratio(entry["id"]) else "",
     )
+
+
+def levels(entry: Entry) -> str:
+    """Return the seconds a step (and of its rollout) of the runs behind a ratio, each named by what tells it apart."""
+    runs = entry["levels"]
+    alike = {
+        key
+        for key in {key for level in runs for key in level["run"]}
+        if len({json.dumps(level["run"].get(key)) for level in runs}) == 1
+    } - {"name"}
+    texts = []
+    for level in runs:
+        kept = {key: value for key, value in level["run"].items() if key not in alike}
+        system = kept.pop("name")
+        kept = {key: value for key, value in kept.items() if value is not None}
+        others = ", ".join(
+            f"{key} {number(value) if isinstance(value, float) else value}"
+            for key, value in kept.items()
+            if not isinstance(value, dict | list)
+        )
+        of_rollout = f" ({number(level['rollout_s'])})" if level["rollout_s"] else ""
+        texts.append(
+            f"{system}{f' [{others}]' if others else ''} {number(level['step_s'])} s{of_rollout}"
+        )
+    return "<br>".join(texts[:MOST_LEVELS]) + ("<br>…" if len(texts) > MOST_LEVELS else "")
 
 
 def what(entry: Entry) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.reproduce.lab import Lab, Measures, Predict, launch_s, row, run_of
+from experiments.reproduce.lab import Lab, Measures, Predict, row, run_of
 from experiments.reproduce.ledger import Inputs, named
 from experiments.reproduce.length_models import mean_under
 from simrl.profile.hardware import gpu
@@ -63,8 +63,10 @@ def scenario(
         },
         steps=steps,
         warmup_steps=warmup_steps,
-        engine={"gpu_memory_utilization": memory},
-        least_pass_s=launch_s(inputs, model) if baseline else 0.0,
+        engine={
+            "gpu_memory_utilization": memory,
+            "enforce_eager": baseline and inputs["enforce_eager"],
+        },
         training={
             "mfu": mfu,
             "log_prob_mfu": mfu,

@@ -6,6 +6,7 @@ that its prediction is given counts as nothing.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean, median
@@ -47,7 +48,8 @@ def board(rows: Sequence[str], predicted: Mapping[str, Prediction]) -> list[dict
     """Return an entry of each row, for `json.dumps`: id, published, predicted, low, high, error, covered, half_width (lists
     with a value of each element; None without a prediction, for a given element, and without an interval where one is
     needed), why_not (why there is no prediction, if known), refused (why sets of inputs could not be simulated), setting,
-    quantity, source, ledger (inputs and their kinds), asked (the inputs that the row asks for), drivers."""
+    quantity, source, ledger (inputs and their kinds), asked (the inputs that the row asks for), drivers, levels (seconds a step
+    and of its rollout, trained response tokens a second, of the runs at the middle, by what they run)."""
     return [_entry(published_rows()[row], predicted.get(row)) for row in rows]
 
 
@@ -75,6 +77,7 @@ def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
             "ledger",
             "asked",
             "drivers",
+            "levels",
         )
         why_not = (
             predicted.refused[0] if predicted and predicted.refused else left_out().get(row.id)
@@ -90,6 +93,7 @@ def _entry(row: Published, predicted: Prediction | None) -> dict[str, Any]:
         "ledger": ledger_of(paper),
         "asked": sorted(predicted.asked),
         "drivers": drivers_of(paper, predicted, [fmean(values) for values in scored]),
+        "levels": [{**level._asdict(), "run": json.loads(level.run)} for level in predicted.levels],
         "why_not": None,
     }
 

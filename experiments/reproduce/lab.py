@@ -5,6 +5,7 @@ Invariant: a measure is a pure function of one result, in the terms in which pap
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -21,6 +22,7 @@ from simrl.profile.profilers.roofline import roofline_profile
 from simrl.profile.shipped import shipped_profile
 from simrl.result.metrics import summary
 from simrl.result.result import Result
+from simrl.scenario import presets
 from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
@@ -42,21 +44,27 @@ def step_times(model: str, gpu: str, tp: int, **host_times: float | None) -> dic
     return {**times, **host_times}
 
 
-def launch_s(inputs: Inputs, model: str) -> float:
-    """Return the host's seconds to launch the kernels of a pass one by one; 0 with CUDA graphs."""
-    return (
-        model_shape(model).layers * float(inputs["eager_layer_s"])
-        if inputs["enforce_eager"]
-        else 0.0
-    )
-
-
-def passes(shape: ModelShape, gpu: Gpu, tp: int, between_passes_s: float) -> TableProfile:
-    """Return the profile of `step_times`, for the times of single passes."""
+def passes(inputs: Inputs, shape: ModelShape, gpu: Gpu, tp: int, **times: float) -> TableProfile:
+    """Return the profile of `step_times` with the host times of the ledger's engine, or `times` in their place, for the times
+    of single passes."""
     path = shipped_profile(shape.name, gpu.name, tp)
-    if path is not None:
-        return read_profile(path).with_corrections(between_passes_s=between_passes_s)
-    return roofline_profile(shape, gpu, tp, between_passes_s=between_passes_s)
+    kernels = (
+        roofline_profile(shape, gpu, tp, between_passes_s=0.0)
+        if path is None
+        else read_profile(path)
+    )
+    preset = inputs["engine_preset"]
+    constants = presets.named(preset, "engine.preset").constants
+    scenario = {
+        "cluster": {"gpu": gpu.name, "tp": tp, "host_speed": inputs["host_speed"]},
+        "engine": {
+            "preset": preset,
+            "log_probs": "log_probs" in constants and constants["log_probs"].value,
+        },
+        "profile": {},
+    }
+    around: dict[str, Any] = presets.host_times(scenario, kernels.metadata, shape.layers)
+    return kernels.with_corrections(**{**around, **times})
 
 
 def run_of(
@@ -72,14 +80,13 @@ def run_of(
     training: Mapping[str, Any],
     engine: Mapping[str, Any] | None = None,
     speculation: Mapping[str, Any] | None = None,
-    least_pass_s: float = 0.0,
+    host: Mapping[str, float] | None = None,
     framework: str | None = None,
 ) -> Scenario:
     """Return a scenario of a paper: the inputs that all papers have, and the row's own. `lengths` are fields of a length
-    model, which has the run's number of steps unless they give another, or the trace that `Lab.run` is given. A framework's
-    preset gives what the row does not."""
-    of_preset = "engine_preset" in inputs  # and else the ledger has the host's times itself
-    host_times = {} if of_preset else of_host(inputs, least_pass_s)
+    model, which has the run's number of steps unless they give another, or the trace that `Lab.run` is given. Times around
+    passes are the preset's of the ledger's engine, or of the row's own; fields of `host` replace them. A framework's preset
+    gives what the row does not."""
     if isinstance(lengths, Trace):
         workload: dict[str, Any] = {"trace": lengths.metadata.name}
     else:
@@ -93,29 +100,21 @@ def run_of(
             "model": model,
             "cluster": {
                 **{"gpu": inputs["gpu"], "gpus": gpus, "tp": tp},
-                **(named(inputs, "host_speed") if of_preset else {}),
+                **named(inputs, "host_speed"),
             },
             "workload": workload,
             "framework": framework,
-            "profile": step_times(model, inputs["gpu"], tp, **host_times),
+            "profile": step_times(model, inputs["gpu"], tp, **(host or {})),
             "engine": {
-                **({"preset": inputs["engine_preset"]} if of_preset else {}),
-                **{"max_num_seqs": inputs["max_num_seqs"], **(engine or {})},
+                "preset": inputs["engine_preset"],
+                "max_num_seqs": inputs["max_num_seqs"],
+                **(engine or {}),
             },
             "training": training,
             "speculation": speculation or {},
             "system": system,
         },
     )
-
-
-def of_host(inputs: Inputs, least_pass_s: float) -> dict[str, float | None]:
-    """Return the host's times around passes that a ledger has."""
-    return {
-        "between_passes_s": float(inputs["between_passes_s"]),
-        "sequence_overhead_s": inputs.get("sequence_overhead_s"),
-        "least_pass_s": least_pass_s or None,
-    }
 
 
 def run_model(
@@ -142,6 +141,30 @@ def made(model: type[M], data: Mapping[str, Any]) -> M:
         raise kind(f"its {model.__name__}: {explain(error, model, model.__name__)[1]}") from error
 
 
+class Level(NamedTuple):
+    """The absolute figures of a run, which stand beside a ratio of two runs: `run` is what runs, as JSON."""
+
+    run: str
+    step_s: float
+    rollout_s: float
+    response_tokens_per_s: float
+
+
+def level_of(scenario: Scenario, run: Measures) -> Level:
+    """Return the level of a run. Of runs that differ in the split of their GPUs alone, which rows search, the last counts."""
+    system = {k: v for k, v in scenario.system.model_dump().items() if k != "rollout_share"}
+    lengths = scenario.workload.synthetic
+    described = {
+        **system,
+        "model": scenario.model,
+        "gpus": scenario.cluster.gpus,
+        "cap_tokens": None if lengths is None else lengths.cap_tokens,
+        "mean_tokens": None if lengths is None else lengths.mean_tokens,
+    }
+    figures = (float(run[key]) for key in Level._fields[1:])
+    return Level(json.dumps(described, default=str), *figures)
+
+
 class Rollouts(NamedTuple):
     """Rollouts of a colocated run, a mean over the updates after the warm-up."""
 
@@ -160,6 +183,8 @@ class Lab:
         self._more = more
         self._found: dict[str, Measures] = {}
         self._solved: dict[Callable[[Inputs], float], tuple[float | InputError, set[str]]] = {}
+        self.levels: dict[str, Level] = {}
+        """of the row that is being predicted: the levels of its runs, by what they run"""
 
     def once(self, solve: Callable[[Inputs], float], inputs: Inputs) -> float:
         """Return the solution for these inputs, or raise its `InputError`. Inputs that it looks up count as asked for by each
@@ -190,6 +215,8 @@ class Lab:
             self._found[key] = found | (
                 self._more(result, scenario.warmup_steps) if self._more else {}
             )
+        level = level_of(scenario, self._found[key])
+        self.levels[level.run] = level
         return self._found[key]
 
 

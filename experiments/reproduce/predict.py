@@ -26,7 +26,7 @@ from experiments.reproduce import (
     tlt,
     verl,
 )
-from experiments.reproduce.lab import GIVEN, Lab
+from experiments.reproduce.lab import GIVEN, Lab, Level
 from experiments.reproduce.ledger import (
     PLACE,
     Asked,
@@ -63,10 +63,11 @@ LEFT_OUT = -1
 
 
 class Found(NamedTuple):
-    """The elements of a row, or why there are none; and the inputs that were asked for."""
+    """The elements of a row, or why there are none; the inputs that were asked for; and the levels of its runs."""
 
     elements: list[float] | InputError
     asked: frozenset[str]
+    levels: tuple[Level, ...] = ()
 
 
 class Task(NamedTuple):
@@ -81,13 +82,14 @@ class Task(NamedTuple):
 class Prediction(NamedTuple):
     """The elements of a row under each possible set of inputs, the middle first; empty if the middle is impossible. `refused`
     has the reasons of the other sets. `asked` are the inputs that any of them asked for. `left_out` are the elements of the
-    task LEFT_OUT, if there is one."""
+    task LEFT_OUT, if there is one. `levels` are the runs' at the middle."""
 
     elements: list[list[float]]
     inputs: list[Inputs]
     refused: list[str]
     asked: frozenset[str]
     left_out: list[float] | None = None
+    levels: tuple[Level, ...] = ()
 
 
 def paper_of(row: str) -> str | None:
@@ -141,6 +143,7 @@ def _elements(
     row: Callable[[Lab, Inputs], list[float]], lab: Lab, inputs: Inputs, count: int
 ) -> Found:
     asked = Asked(inputs, set())
+    lab.levels.clear()
     try:
         returned = row(lab, asked)
         if len(returned) != count:
@@ -155,7 +158,7 @@ def _elements(
         raise
     except InputError as error:
         return Found(error, frozenset(asked.names))
-    return Found(found, frozenset(asked.names))
+    return Found(found, frozenset(asked.names), tuple(lab.levels.values()))
 
 
 def predict(
@@ -198,6 +201,7 @@ def _prediction(row: str, all_found: Sequence[tuple[Task, Found]]) -> Prediction
         refused,
         asked,
         left_out,
+        all_found[0][1].levels if can_be else (),
     )
 
 

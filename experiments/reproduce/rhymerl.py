@@ -18,8 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.reproduce.lab import Lab, Measures, Predict, launch_s, made, row, run_model, run_of
+from experiments.reproduce.lab import Lab, Measures, Predict, made, passes, row, run_model, run_of
 from experiments.reproduce.ledger import Inputs, named
+from simrl.profile.hardware import gpu
+from simrl.profile.model_shape import model_shape
 from simrl.scenario.model import Scenario
 from simrl.speculation.passes import run_passes
 from simrl.speculation.run_model import RunModel, draw_runs
@@ -159,9 +161,10 @@ def run(
         system.get("speculation", "histospec" if system["name"] == "rhymerl" else NO_DRAFTS)
         != NO_DRAFTS
     )
-    passes_s = inputs["between_passes_s"] + (inputs["draft_s"] if drafts else 0.0)
+    on = inputs if on_verl else inputs | {"engine_preset": inputs["areal_engine_preset"]}
+    pause_s = passes(on, model_shape(model), gpu(inputs["gpu"]), tp).tables.between_passes_s
     scenario: Scenario = run_of(
-        inputs | {"between_passes_s": passes_s, "prompt_share": inputs[f"prompt_share_{task}"]},
+        on | {"prompt_share": inputs[f"prompt_share_{task}"]},
         {**named(inputs, "minibatches", "log_probs"), **system},
         model=model,
         gpus=gpus,
@@ -178,8 +181,12 @@ def run(
             "reward_s": inputs[f"reward_{task}_s"],
             **(training or {}),
         },
-        engine={"gpu_memory_utilization": inputs["gpu_memory_utilization"], **(engine or {})},
-        least_pass_s=launch_s(inputs, model) if on_verl else 0.0,
+        engine={
+            "gpu_memory_utilization": inputs["gpu_memory_utilization"],
+            "enforce_eager": on_verl and inputs["enforce_eager"],
+            **(engine or {}),
+        },
+        host={"between_passes_s": pause_s + inputs["draft_s"]} if drafts else None,
         speculation=speculation
         or (
             {"runs": {"history": history(inputs, task, first_epoch=first_epoch)}}

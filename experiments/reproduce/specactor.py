@@ -274,9 +274,7 @@ def large_batch_share(result: Result, warmup_steps: int) -> Measures:
 
 def decode_latency(lab: Lab, inputs: Inputs) -> list[float]:
     """Predict §5.1: milliseconds a token of one response."""
-    profile = passes(
-        model_shape(inputs["model"]), gpu(inputs["gpu"]), inputs["tp"], inputs["between_passes_s"]
-    )
+    profile = passes(inputs, model_shape(inputs["model"]), gpu(inputs["gpu"]), inputs["tp"])
     return [MILLI * profile.decode_s(1, round(inputs["mean_tokens"]))]
 
 

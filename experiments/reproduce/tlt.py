@@ -1,7 +1,7 @@
 """TLT (arXiv 2511.16665): trees of a one-layer drafter in the tail of verl's rollout, and its tables of decode states.
 
 A step's responses are not divided, as the longest of them decides. TLT drafts without SGLang's overlapped scheduler, which
-the baseline has: between passes each has its own host time.
+the baseline has: between passes it has a host time of its own.
 """
 
 from __future__ import annotations
@@ -65,21 +65,13 @@ def strategies(inputs: Inputs) -> list[Strategy]:
     return [Strategy(*map(int, text.split("_"))) for text in inputs["strategies"]]
 
 
-def overlapped_s(inputs: Inputs) -> float:
-    """Return the host time between the baseline's passes."""
-    return float(inputs["between_passes_s"] * inputs["not_overlapped_share"])
-
-
 def scenario(inputs: Inputs, model: str, system: System, prompts: int) -> Scenario:
     """Return some steps of one of the four models."""
     place = inputs["models"].index(model)
-    between_passes_s = (
-        inputs["between_passes_s"] if "speculation" in system else overlapped_s(inputs)
-    )
     tp = inputs["tp_32b"] if model == TARGET else inputs["tps"][place]
     sigma = inputs[f"sigma_{SPREADS.get(model, 'base')}"]
     return run_of(
-        inputs | {"sigma": sigma, "between_passes_s": between_passes_s},
+        inputs | {"sigma": sigma},
         system,
         model=SHAPES.get(model, model),
         gpus=inputs["gpus"],
@@ -92,6 +84,7 @@ def scenario(inputs: Inputs, model: str, system: System, prompts: int) -> Scenar
         steps=STEPS,
         warmup_steps=WARMUP_STEPS,
         engine={"gpu_memory_utilization": inputs["gpu_memory_utilization"][place]},
+        host=named(inputs, "between_passes_s") if "speculation" in system else None,
         training={
             **named(inputs, "mfu", "log_prob_mfu"),
             "sequence_parallel": inputs["sequence_parallel"][place],
@@ -207,8 +200,8 @@ def speedup(inputs: Inputs, batch: int, strategy: Strategy, length: float) -> fl
     model, context = inputs["table_model"], inputs["table_context_tokens"]
     tp = inputs["tp_32b"] if model == TARGET else inputs["tps"][inputs["models"].index(model)]
     kind, shape = gpu(inputs["gpu"]), model_shape(model)
-    plain = passes(shape, kind, tp, overlapped_s(inputs))
-    drafting = passes(shape, kind, tp, inputs["between_passes_s"])
+    plain = passes(inputs, shape, kind, tp)
+    drafting = passes(inputs, shape, kind, tp, **named(inputs, "between_passes_s"))
     host = Overheads(inputs["draft_round_s"], inputs["draft_level_s"])
     drafts = eagle_drafts(shape, kind, tp, context, strategy.topk, host)
     round_s = drafts.draft_s(batch, strategy.draft_depth)

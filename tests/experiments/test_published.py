@@ -373,11 +373,12 @@ def no_scenario(lab, inputs):
 
 
 def small_run(training):
-    names = ("between_passes_s", "group", "sigma", "prompt_share", "prompt_tokens")
+    names = ("group", "sigma", "prompt_share", "prompt_tokens")
+    engine = {"engine_preset": "vllm-0.8", "host_speed": 1.0}
     lengths = {"prompts_per_step": 4, "cap_tokens": 60, "mean_tokens": 20}
     sizes = {"group": 2, "prompt_tokens": 20, "prompt_cap_tokens": 40, "max_num_seqs": 64}
     run_of(
-        {**dict.fromkeys(names, 0.1), **sizes, "gpu": "h100"},
+        {**dict.fromkeys(names, 0.1), **sizes, **engine, "gpu": "h100"},
         {"name": "split"},
         **{"model": "qwen3-0.6b", "gpus": 4, "tp": 1, "steps": 2, "warmup_steps": 1},
         lengths=lengths,

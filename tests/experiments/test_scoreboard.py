@@ -39,7 +39,17 @@ def entry(row: str, *predicted: list[float]) -> dict[str, Any]:
         return {**said, **dict.fromkeys((*names, "ledger", "drivers")), "why_not": "nobody knows"}
     elements = score(known, predicted)
     found = {name: [None if e.given else getattr(e, name) for e in elements] for name in names}
-    return {**said, **found, "drivers": [{"input": "sigma", "rank_correlation": 0.5}]}
+    drivers = [{"input": "sigma", "rank_correlation": 0.5}]
+    levels = [
+        {
+            "run": {"name": name, "gpus": 8},
+            "step_s": s,
+            "rollout_s": s / 2,
+            "response_tokens_per_s": 1.0,
+        }
+        for name, s in (("verl_colocated", 20.0), ("verl_2x", 10.0))
+    ]
+    return {**said, **found, "drivers": drivers, "levels": levels}
 
 
 def test_a_page_has_the_goals_the_rows_and_what_is_missing(scoreboard: ModuleType, tmp_path: Path):
@@ -57,6 +67,7 @@ def test_a_page_has_the_goals_the_rows_and_what_is_missing(scoreboard: ModuleTyp
     scoreboard.main(path, None, False, tmp_path)
     page = (tmp_path / "scoreboard.md").read_text(encoding="utf-8")
     assert "2 drawn sets of inputs, by simrl 1.2.3; a row is covered" in page
+    assert "verl_colocated 20 s (10)<br>verl_2x 10 s (5)" in page
     assert "(2 of 70), 67 % of the 3 that are predicted" in page
     assert "1 of 2: `spec-2x` -12 %, `spec-decode-latency` +0 %" in page
     assert "3 of 3 pairs right, 0 predicted level, 0 reversed" in page

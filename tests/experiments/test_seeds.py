@@ -8,7 +8,7 @@ import pytest
 
 from experiments import seeds
 from experiments.claims.claim import Claim, Figure
-from experiments.seeds import CLAIMS, Row, Task, entry, run, sets
+from experiments.seeds import CLAIMS, Row, Task, entry, run, sets, total
 from simrl.errors import InputError
 
 LIST = Path(__file__).parents[3] / "shared" / "reference" / "claims.csv"
@@ -16,7 +16,7 @@ HOLDS, FAILS = Figure({"ratio": 1.2}, True), Figure({"ratio": 0.9}, False)
 
 
 def row(*figures: Figure | str) -> Row:
-    return Row("rh-1", figures, {})
+    return Row("rh-2", figures, {})
 
 
 def test_every_claim_of_the_list_is_simulated():
@@ -24,7 +24,26 @@ def test_every_claim_of_the_list_is_simulated():
     if not LIST.is_file():
         pytest.skip("the list of claims is not beside this checkout (../shared/reference)")
     with LIST.open(encoding="utf-8") as file:
-        assert [line["id"] for line in csv.DictReader(file)] == list(CLAIMS)
+        lines = list(csv.DictReader(file))
+    assert [line["id"] for line in lines] == list(CLAIMS)
+    determined = [line["id"] for line in lines if line["determined by the text"].startswith("yes")]
+    assert determined == [name for name, claim in CLAIMS.items() if claim.undetermined is None]
+    assert len(determined) == 33
+
+
+def test_an_undetermined_claim_is_in_no_total_and_shows_where_it_turns():
+    walked = Row("rh-1", (HOLDS,), {"32": HOLDS, "256": FAILS, "512": "no memory"})
+    assert walked.walk == "32 yes, 256 no, 512 none"
+    assert list(walked.changes) == ["32", "64", "128", "256", "512"]
+    assert total([walked, Row("rh-2", (HOLDS,), {})]) == (
+        "1 of 1 claims that the texts determine agree, 0 disagree, 0 open; 1 are not determined."
+    )
+
+
+def test_every_input_by_which_a_claim_may_turn_is_one_of_its_ledger():
+    for name, claim in CLAIMS.items():
+        if claim.undetermined is not None:
+            assert claim.undetermined.input in sets(claim.ledger, 0)[0], name
 
 
 @pytest.mark.parametrize(
@@ -49,10 +68,10 @@ def test_a_claim_that_does_not_agree_says_why():
 
 
 def test_a_claim_is_simulated_in_the_papers_setting():
-    found = run(Task(("tl-3",), 0, sets("tlt", 0)[0]))["tl-3"]
-    assert isinstance(found, Figure)
-    assert list(found.values) == ["1", "8", "16", "32"]
-    assert found.agrees
+    figure = run(Task(("tl-3",), 0, sets("tlt", 0)[0]))["tl-3"]
+    assert isinstance(figure, Figure)
+    assert list(figure.values) == ["1", "8", "16", "32"]
+    assert figure.agrees
 
 
 def test_an_impossible_set_of_inputs_costs_only_itself(monkeypatch: pytest.MonkeyPatch):
@@ -72,8 +91,10 @@ def test_an_unknown_claim_is_told(capsys: pytest.CaptureFixture[str]):
 def test_rows_are_printed_as_json():
     assert set(json.loads(json.dumps(entry(row(HOLDS))))) == {
         "id",
+        "determined",
         "simulated",
         "verdict",
         "share_of_range",
         "cause",
+        "by_input",
     }

@@ -207,8 +207,8 @@ CLAIMS = {
         reconfigured,
         "ratio > 1.03",
         f"{_TENTH}; on vanilla's drafter and window, decoupled",
-        "Algorithm 1 plans windows of 2 by TGS, and vanilla's of 4 are 2 % faster; Algorithm 2 lets requests below the mean draft "
-        "in turns, which is faster alone (b = 1): in batches of 320 another 2 to 3 % slower",
+        "Algorithm 1 plans windows of 2 by TGS, and vanilla's of 4 are 2 % faster; Algorithm 2 lets requests below the mean "
+        "draft in turns, which is faster alone (b = 1): in batches of 320 another 2 to 3 % slower",
         _LIFTED,
     ),
     "sp-8": Claim(
@@ -216,8 +216,8 @@ CLAIMS = {
         best_of_n,
         "ratio > 1.05 and the last 5 % of responses end earlier",
         _TENTH,
-        "copies that draft ahead, as §4.2 has them in practice, gain 4 %; those that draft in turns on a freed worker's own GPUs, "
-        "as Algorithm 3 is presented (copies: coupled), gain 10 %",
+        "copies that draft ahead, as §4.2 has them in practice, gain 4 %; those that draft in turns on a freed worker's own "
+        "GPUs, as Algorithm 3 is presented (copies: coupled), gain 10 %",
         _LIFTED,
     ),
     "sp-9": Claim(

@@ -466,7 +466,8 @@ faster one, executed, in {better} of them. Against the best plan there is, TGS l
 and {max(lost["tgs"]):.0%} at most, the renewal rate {np.mean(lost["renewal"]):.0%} and {max(lost["renewal"]):.0%}. What
 is left is the affine fit and the batch: neither formula knows that passes hold fewer than b requests, nor that the
 missed wait. simrl plans by
-TGS, as published, by default, and executes the loops.
+TGS, as published, by default, and executes the loops. `python experiments/decoupled_bound.py` prints what the
+loops can gain over drafting in turns at most, and which time of the host would make it the published 1.3 (docs/speculation.md).
 """)
 
 

@@ -13,7 +13,6 @@ from typing import Any
 from experiments.reproduce.lab import Lab, Measures, Predict, passes, row, run_model, run_of
 from experiments.reproduce.ledger import Inputs, named
 from experiments.reproduce.length_models import share_of_equal
-from simrl.engine.config import EngineConfig
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
 from simrl.result.result import Result
@@ -77,8 +76,6 @@ def scenario(
     group, right = inputs["group"], inputs["reward_mean"]
     alike = share_of_equal(1 - inputs["informative_share"], right, group)
     engine = named(inputs, "max_num_batched_tokens", "gpu_memory_utilization")
-    if system["name"] == "specactor":
-        engine["kv_cache_tokens"] = _verifiers_cache_tokens(inputs)
     return run_of(
         inputs,
         {**named(inputs, "minibatches", "log_probs", "dispatch"), "filter_groups": dapo, **system},
@@ -110,19 +107,6 @@ def scenario(
             "runs": {"ngram": _ngram_runs(inputs)},
         },
     )
-
-
-def _verifiers_cache_tokens(inputs: Inputs) -> int:
-    """Return the KV cache of a worker that verifies. §4.3: drafters of the tail wait in the host's memory until a worker is
-    freed, and the batch's drafter is on another GPU, so that none of them takes a verifier's memory (in simrl's recipe all
-    are resident)."""
-    shape, kind, tp = model_shape(inputs["model"]), gpu(inputs["gpu"]), inputs["tp"]
-    own = (
-        kind.memory_bytes * inputs["gpu_memory_utilization"]
-        - EngineConfig().reserve_bytes
-        - shape.weight_bytes / tp
-    )
-    return int(own // (shape.kv_bytes_per_token / min(tp, shape.kv_heads)))
 
 
 def _ngram_runs(inputs: Inputs) -> dict[str, Any]:

@@ -216,7 +216,7 @@ class VllmWorker:
         begins at its lower bound, unless the system names where."""
         return self._env.event().succeed(EngineLoad(0, 0.0, len(self._here), 0, 0))
 
-    def draft_with(self, drafter: str | None) -> None:
+    def draft_with(self, drafter: str | None) -> simpy.Event:
         raise InputError(
             f"{self.link.name}: a vLLM engine holds one drafter; choose another --speculation"
         )

@@ -64,6 +64,7 @@ PARTS: Mapping[str, Part] = {
     "drafts_stood": Part("drafts: accepted", "drafting and verifying accepted tokens"),
     "drafts_wasted": Part("drafts: rejected", "drafting and verifying rejected tokens"),
     "train_drafter": Part("training the drafter", "training the drafter on idle workers"),
+    "load_drafter": Part("loading drafters", "loading drafters at freed workers"),
     "load_weights": Part("sync: workers load weights", "loading weights at the workers"),
     "publish": Part("sync: trainer publishes", "publishing weights"),
     "switch": Part("sync: switch of phases", "switching GPUs between rollout and training"),

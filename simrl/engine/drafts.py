@@ -13,9 +13,11 @@ drafter's next boundary; at once if the running drafter pass serves nobody else.
 
 At one instant, the order is: a verification ends, a drafter pass ends, a verification starts, a
 drafter pass starts. A token counts as drafted when the drafter's pass for it begins, so tokens that
-are thrown away count. A drafter pass in which a window begins for a request also takes `round_s`.
-`tests/references/decoupled.py` is the rule, an event at a time. Not modelled: the drafter's own
-prefill, and the messages between the loops.
+are thrown away count. A drafter pass in which a window begins for a request also takes `round_s`,
+the window's messages included. The first drafter pass for a request prefills what the drafter has
+not: prompt and response when the request comes, later what its environment adds; its GPUs share
+these requests. The drafter keeps its cache where the verifier loses its own (a preemption, new
+weights). `tests/references/decoupled.py` is the rule, an event at a time.
 """
 
 from __future__ import annotations
@@ -302,11 +304,22 @@ def take_window(
     q.may = max(bound - unverified, 0)
     t.flying += q.drafting
     t.proposing += q.may > 0
+    count_lacking(q, t, int(q.may > 0))
     meanwhile[HAVING, q.may] += 1
     for begin in (0, window):
         if unverified <= begin < bound:
             meanwhile[BEGINS, begin - unverified] += 1
     return ready
+
+
+@inlined
+def count_lacking(q: Request, t: Totals, number: int) -> None:
+    """Count a request `number` times among those that the drafter has yet to prefill, if it is
+    one. The last known token is computed by the pass that drafts."""
+    tokens = max(q.prompt - q.drafter_prompt, 0)
+    tokens += (q.generated - 1) * (q.drafter_prompt == 0)
+    t.lacking += number * (tokens > 0)
+    t.lacking_tokens += number * tokens
 
 
 @lean
@@ -319,6 +332,8 @@ def draft_meanwhile(t: Totals, d: Decoding, began_s: float, rests: bool, meanwhi
         seconds = interpolate(d.draft_sequences, d.step_s[0], n)
         if meanwhile[BEGINS, passes] > 0:
             seconds += interpolate(d.draft_sequences, d.round_s[0], n)
+        if passes == 0 and t.lacking > 0:
+            seconds += d.prefill_s * t.lacking_tokens / min(t.lacking, d.draft_gpus)
         t.draft_tokens += t.proposing
         free_s += t.slowdown * seconds
         passes += 1
@@ -336,6 +351,8 @@ def land(q: Request, t: Totals, passes: int) -> None:
         q.drafting = flies
         q.drafted_total += drafted
         q.unverified_total += drafted
+        if drafted > 0:
+            q.drafter_prompt = max(q.prompt, q.drafter_prompt)
 
 
 @inlined

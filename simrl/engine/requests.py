@@ -188,7 +188,7 @@ def _forget_drafts(request: Request) -> None:
     request.old_tokens = request.old_accepted = 0
     request.drafted_total = request.accepted_total = request.misses_total = 0
     request.verifications = request.verified_total = request.unverified_total = 0
-    request.coupled = request.waits_for_drafts = 0
+    request.coupled = request.waits_for_drafts = request.drafter_prompt = 0
 
 
 @inlined

@@ -20,6 +20,7 @@ from simrl.engine.drafts import (
     HAVING,
     attention_over_s,
     choose_arm,
+    count_lacking,
     draft_meanwhile,
     end_round,
     heed_gate,
@@ -254,6 +255,7 @@ def _start_counting(t: Totals) -> None:
     """Set the work of the pass to none."""
     t.query = t.sampled = t.prefill = t.decoding = t.decode_kv = 0
     t.drafted = t.accepted = t.proposing = t.levels = t.flying = 0
+    t.lacking = t.lacking_tokens = 0
     t.proposed = t.proposed_drafted = t.proposed_accepted = 0
     t.modelled = t.modelled_accepted = 0
     t.prefill_work = t.draft_s = t.straggler_s = t.straggler_of_all_s = 0.0
@@ -304,8 +306,11 @@ def _draft_no_more(q: Request, t: Totals, meanwhile: Ints) -> None:
         meanwhile[HAVING, q.may] -= 1
         meanwhile[HAVING, begun] += 1
         t.proposing -= begun == 0
+        count_lacking(q, t, -int(begun == 0))
     q.drafted_total += begun
     q.unverified_total += begun
+    if begun > 0:
+        q.drafter_prompt = max(q.prompt, q.drafter_prompt)
     q.may = begun
 
 

@@ -5,7 +5,8 @@ Invariant: the generated tokens do not change, since every drafter is verified b
 worker is freed when neither a sample nor a duplicate is at it; while samples wait in the queue no
 worker is, for the dispatcher gives them to empty workers first. Whenever workers are freed, they
 get drafters, and requests of low acceptance, by Algorithm 3 or its later form
-(`simrl.speculation.best_of_n`). A batch is over when the last duplicate has ended; then every
+(`simrl.speculation.best_of_n`). A worker loads its drafter from the host's memory before its
+requests begin. A batch is over when the last duplicate and the last load have ended; then every
 worker has its own drafter again.
 """
 
@@ -70,7 +71,7 @@ class _FreedWorkers:
         for worker in range(len(self._run.workers)):
             yield self._run.dispatcher.empty(worker)
         for worker in self._drafter:
-            self._run.workers[worker].draft_with(None)
+            yield self._run.workers[worker].draft_with(None)
 
     def _is_freed(self, freed: Any) -> None:
         if not self.over:

@@ -52,7 +52,7 @@ def totals(table: pa.Table, *columns: str) -> Iterator[int]:
 def rollout_bubble(gpu_s: Mapping[tuple[bool, str], float]) -> float:
     """Return the share of idle GPU-seconds (of `gpu_seconds`) on GPUs that roll out, without their
     training and switching (colocated)."""
-    kinds = ("rollout", "load_weights", "train_drafter", "idle")
+    kinds = ("rollout", "load_weights", "load_drafter", "train_drafter", "idle")
     total_gpu_s = sum(gpu_s.get((True, kind), 0.0) for kind in kinds)
     return gpu_s.get((True, "idle"), 0.0) / total_gpu_s if total_gpu_s else 0.0
 

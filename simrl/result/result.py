@@ -7,7 +7,7 @@ a join.
 
 spans      lane, gpus, role (use of the GPUs then: rollout, also where they train or judge in turn, train, or judge), kind,
            started_s, ended_s, policy_version (-1 of a judge), tokens (of a judge, its own) — kinds: rollout, train_drafter
-           (on idle rollout workers), judge, load_weights, evaluate,
+           (on idle rollout workers), load_drafter (of freed ones), judge, load_weights, evaluate,
            lost, transfer, switch, log_prob, train, publish, checkpoint, idle. The columns of `Work` divide the passes of a
            rollout; they are empty for other kinds, and of real engines, which do not record them
 steps      one row a policy update: step, policy_version (before it), started_s, finished_s, samples, prompt_tokens,

@@ -135,7 +135,8 @@ class IndexBuilders:
 
 class Drafting:
     """The decoding of engines, and the draft source of each sample; one object for all workers of a
-    simulation."""
+    simulation. A worker that gets the drafter in the tail loads it in `load_s`, and has `kv_blocks`
+    with it."""
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class Drafting:
         seed: int,
         spot: SpotTrainer | None = None,
     ) -> None:
-        self.spot = spot
+        self.spot, self.load_s, self.kv_blocks = spot, plan.load_s, plan.kv_blocks
         self._plan = plan
         self._speculation = plan.speculation
         self._acceptance = plan.acceptance

@@ -65,7 +65,9 @@ def simulated_workers(
             if method
             else (None, [0] * number)
         )
-        fleet = Fleet(tables, limits, decoding, keys)
+        left = limits.kv_blocks if name is None or not method else method.kv_blocks
+        its_limits = limits._replace(kv_blocks=min(limits.kv_blocks, left))
+        fleet = Fleet(tables, its_limits, decoding, keys)
         shared = responses, recorder, costs.request_s, prompts
         fleets[name] = Generation(env, fleet, *shared), method
     workers = [
@@ -127,8 +129,8 @@ class SimulatedWorker:
     ) -> None:
         self.policy_version, self.index, self._lanes = 0, index, lanes
         self.lane, self._prefills = decode_lanes + index * lanes, decode_lanes > 0
-        # An engine for each drafter, all on these GPUs and this KV cache; at most one of them has
-        # requests.
+        # An engine for each drafter, all on these GPUs, each with what its drafter leaves to the KV
+        # cache; at most one of them has requests.
         self._fleets = fleets
         self.engines = [generation.fleet.engines[index] for generation, _ in fleets.values()]
         self._generation, self._drafting = fleets[None]
@@ -218,8 +220,10 @@ class SimulatedWorker:
         tokens = limits.kv_tokens * limits.dp
         self._fire(event, EngineLoad(tokens, usage, engine.running, engine.waiting, new))
 
-    def draft_with(self, drafter: str | None) -> None:
-        self.command(lambda: self._change_drafter(drafter))
+    @at_boundary
+    def draft_with(self, event: simpy.Event, drafter: str | None) -> None:
+        self._change_drafter(drafter)
+        self._fire(event)
 
     def slow_down(self, factor: float) -> None:
         self.command(lambda: setattr(self.engine, "slowdown", factor))
@@ -532,6 +536,9 @@ class SimulatedWorker:
         self.engine.admitting = before.admitting
         if self._drafting is not None:
             self._drafting.weights_loaded(self.engine, self.policy_version)
+        if self._drafting is not None and drafter is not None and self._drafting.load_s > 0:
+            self.engine.now_s += self._drafting.load_s
+            self._span("load_drafter", self.engine.now_s - self._drafting.load_s, self.engine.now_s)
 
     def is_here(self, request: WorkerRequest) -> bool:
         """Return whether a request has not left."""

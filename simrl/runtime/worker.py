@@ -142,8 +142,9 @@ class RolloutWorker(Protocol):
     def load(self) -> simpy.Event:
         """Report the engine's load. Fires with an `EngineLoad` at the boundary."""
 
-    def draft_with(self, drafter: str | None) -> None:
-        """Let an idle worker draft with another of its drafters; None: with its first one again."""
+    def draft_with(self, drafter: str | None) -> simpy.Event:
+        """Let an idle worker draft with another of its drafters, which it loads; None: with its
+        first one again, which it has kept. Fires when it is there."""
 
 
 class Worker(RolloutWorker, Protocol):

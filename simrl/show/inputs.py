@@ -251,6 +251,8 @@ def _drafts(facts: Facts) -> str:
         if plan
         else ""
     )
+    if "scale" in facts:
+        planned += f", loaded in {facts['scale']['load_s']:.2g} s"
     return f"{facts['method']}{planned}, {accepted}; drafting {_source(facts['draft_times'])}"
 
 

@@ -30,6 +30,7 @@ YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 # Not in that palette: text, axes, background, and rare kinds of work.
 INK, FAINT, PAPER, SAND, TEAL = "#333333", "#999999", "#FFFFFF", "#C2B280", "#2F5F5F"
 PALE_SKY, LIGHT_SKY, PALE_TEAL, PALE, RUST = "#CFE6F5", "#A9D6F5", "#5F9F9F", "#DDDDDD", "#A0522D"
+PALE_YELLOW = "#F8F2A6"
 LILACS = ("#6B4C96", "#8A6FB0", "#B39BCB", "#D3C4E3")
 
 # Of systems, drafters and other compared things: Paul Tol's muted palette, for any colour vision
@@ -65,6 +66,7 @@ LOOKS: Mapping[str, Look] = {
     "rollout": Look(SKY),
     "judge": Look(RUST),
     "train_drafter": Look(TEAL),
+    "load_drafter": Look(PALE_YELLOW),
     "load_weights": Look(YELLOW),
     "evaluate": Look(SAND),
     "lost": Look(BLACK),

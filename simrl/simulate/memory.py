@@ -66,11 +66,11 @@ def engine_limits(
     engine: EngineConfig,
     precision: PrecisionConfig,
     deployment: Deployment,
-    drafters: Sequence[DraftPlan | TailPlan],
+    drafters: Sequence[DraftPlan],
     prefix_caching: bool,
 ) -> Limits:
-    """Return the limits of a worker's rank. All drafters of a worker are resident; one at a time
-    drafts. Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
+    """Return the limits of a worker's rank. These drafters are resident; one at a time drafts.
+    Raise `InputError` if its KV cache holds no block, or less than the longest sample."""
     model, gpu, trace = deployment.model, deployment.gpu, deployment.trace
     sglang = engine.scheduler == "sglang"
     for name in ("prefill_schedule_interval", "watermark"):
@@ -88,9 +88,7 @@ def engine_limits(
             model, deployment.tp, cluster.dp, cluster.ep, precision.weights
         ),
         "weights of drafters": sum(plan.weight_bytes for plan in drafters),
-        "CUDA graphs of draft strategies": sum(
-            plan.graph_bytes for plan in drafters if isinstance(plan, DraftPlan)
-        ),
+        "CUDA graphs of draft strategies": sum(plan.graph_bytes for plan in drafters),
         "reserve_bytes (activations, CUDA graphs of plain decoding, buffers)": engine.reserve_bytes,
     }
     if sglang and model.linear_layers:
@@ -113,14 +111,7 @@ def engine_limits(
         )
     limits = limits_in(groups, blocks, model, engine)
     # vLLM counts as many tokens for a sequence as a pass may verify.
-    drafted = max(
-        (
-            plan.speculation.window.rule.most_tokens
-            for plan in drafters
-            if isinstance(plan, DraftPlan)
-        ),
-        default=0,
-    )
+    drafted = max((plan.speculation.window.rule.most_tokens for plan in drafters), default=0)
     graphs = (
         0
         if engine.enforce_eager
@@ -264,9 +255,9 @@ def require_drafter_fits(
     limits: Limits,
 ) -> None:
     """Raise `InputError` if a decoupled drafter's own GPU is too small. It holds the weights of its
-    drafters, a worker's share of the target's (every worker keeps these, SpecActor §4.2), and the
-    KV cache of its part of the requests that a worker runs at a time, no more than the worker's own
-    cache holds."""
+    drafter and of the largest one that it may load in the tail, a worker's share of the target's
+    (every worker keeps these, SpecActor §4.3), and the KV cache of its part of the requests that a
+    worker runs at a time, no more than the worker's own cache holds."""
     if drafts.decoupled is None:
         return
     model, gpu, times = deployment.model, deployment.gpu, drafts.times
@@ -278,11 +269,10 @@ def require_drafter_fits(
         tokens * KV_SHARE[precision.kv_cache] * times.kv_bytes_per_token_per_gpu / drafts.draft_gpus
     )
     usable = gpu.memory_bytes * engine.gpu_memory_utilization - engine.reserve_bytes
-    plans = [*(tail.plans.values() if tail else ()), drafts]
-    by_drafter = {
-        plan.speculation.model: plan.times.weight_bytes_per_gpu for plan in plans if plan.draft_gpus
-    }
-    weights = sum(by_drafter.values())
+    plans = [plan for plan in (tail.plans.values() if tail else ()) if plan.draft_gpus]
+    others = (plan for plan in plans if plan.speculation.model != drafts.speculation.model)
+    weights = times.weight_bytes_per_gpu
+    weights += max((plan.times.weight_bytes_per_gpu for plan in others), default=0.0)
     if weights + kept + kv_bytes > usable:
         smaller = weights + kept > usable
         raise InputError(

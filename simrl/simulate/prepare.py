@@ -32,7 +32,7 @@ from simrl.simulate.cache import InputCache
 from simrl.simulate.memory import engine_limits, require_drafter_fits
 from simrl.simulate.modelled import not_modelled
 from simrl.simulate.rollpacker import at_size, other_layouts
-from simrl.simulate.specactor import fetched_share, with_best_verifier
+from simrl.simulate.specactor import fetched_share, with_best_verifier, with_scale
 from simrl.simulate.training_checks import (
     TrainingNeed,
     require_divisor,
@@ -329,8 +329,10 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     if system.needs_rewards:
         _require_unequal_rewards(deployment.trace, system.name)
     caching = system.prefix_caching if engine.prefix_caching is None else engine.prefix_caching
-    plans = [plan for plan in (drafts, tail) if plan is not None]
-    limits = engine_limits(cluster, engine, precision, deployment, plans, caching)
+    limits_with = partial(
+        engine_limits, cluster, engine, precision, deployment, prefix_caching=caching
+    )
+    limits = limits_with([drafts] if drafts else [])
     check_concurrency(scenario.agents, workers, limits, system.dispatch.programs)
     agents = agent_rules(
         scenario.agents, limits, model, deployment.gpu, cluster.tp, KV_SHARE[precision.kv_cache]
@@ -340,7 +342,8 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
         require_drafter_fits(engine, precision, deployment, drafts, tail, limits)
     costs = _worker_costs(scenario, system, deployment, drafts, train_gpus, workers + prefill)
     if tail is not None:
-        tail = tail.fetching(fetched_share(tail.rule.kv, costs, deployment.profile, limits))
+        fetched = fetched_share(tail.rule.kv, costs, deployment.profile, limits)
+        tail = with_scale(tail, drafts, limits_with, deployment.gpu.host_bytes_per_s, fetched)
     prepared = Prepared(
         **vars(deployment),
         scenario=scenario,

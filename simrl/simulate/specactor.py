@@ -1,10 +1,12 @@
 """Choices of SpecActor (arXiv 2511.16193) before a run: the GPUs of a verifier (Algorithm 1), and
-the part of a KV cache that a duplicate fetches (§4.3)."""
+what scaling takes (§4.3): the load of a model, and the part of a KV cache that a duplicate
+fetches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
@@ -17,7 +19,9 @@ from simrl.simulate.memory import engine_limits
 from simrl.simulate.training_checks import require_divisor
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.methods import Speculation
-from simrl.speculation.plan import plan_drafting
+from simrl.speculation.plan import DraftPlan, plan_drafting
+from simrl.speculation.tail_plan import TailPlan
+from simrl.training.weight_sync import PINNED_SHARE
 
 
 def with_best_verifier(
@@ -75,3 +79,32 @@ def fetched_share(kv: str, costs: WorkerCosts, profile: TableProfile, limits: Li
         "mixed": recompute_s / (recompute_s + costs.fetch_s_per_token),
     }
     return shares[kv]
+
+
+def with_scale(
+    tail: TailPlan,
+    first: DraftPlan | None,
+    limits_with: Callable[[Sequence[DraftPlan]], Limits],
+    host_bytes_per_s: float,
+    fetched: float,
+) -> TailPlan:
+    """Return the plan of the tail with what scaling a freed worker takes (§4.3): the load of its
+    drafter, the KV cache that this leaves, and the share of a duplicate's cache that is `fetched`.
+
+    Every host caches all drafters, pinned, and runtimes and CUDA graphs are there in advance. So a
+    load is bytes over PCIe, at what pinned copies reach: each GPU gets its part, or a whole copy;
+    NVLink hands copies on as fast or faster. The target's weights are on all GPUs, and the `first`
+    drafter stays where it is, for the next step. Requests begin when the load is over; the paper
+    does not say whether their KV cache comes meanwhile.
+    """
+    plans, fixed = dict(tail.plans), [first] if first is not None else []
+    for name, plan in plans.items():
+        is_there = (name, plan.draft_gpus) == (tail.rule.own, first.draft_gpus if first else 0)
+        loaded = 0.0 if is_there else plan.times.weight_bytes_per_gpu
+        load_s = loaded / (PINNED_SHARE * host_bytes_per_s)
+        limits = limits_with([*fixed, *[plan][is_there:]])
+        scale = {"bytes_per_gpu": loaded, "load_s": load_s, "kv_cache_tokens": limits.kv_tokens}
+        facts = plan.facts | {"scale": scale}
+        plans[name] = replace(plan, load_s=load_s, kv_blocks=limits.kv_blocks, facts=facts)
+    facts = tail.facts | {"drafters": {name: plan.facts for name, plan in plans.items()}}
+    return replace(tail, rule=replace(tail.rule, fetched_share=fetched), plans=plans, facts=facts)

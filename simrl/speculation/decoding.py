@@ -61,6 +61,8 @@ class Draft:
     right: int  # how many of these are right
     drafting: int  # whether the drafter works for it now
     may: int  # tokens that the drafter may draft for it until the next verification ends
+    # prompt tokens, an environment's among them, that the drafter has prefilled; 0: it has nothing
+    drafter_prompt: int
     misses_total: int  # drafts with a wrong token
     unverified_total: int  # drafted tokens in no window that was verified
 
@@ -149,7 +151,9 @@ class Decoding(NamedTuple):
     are drafted and `arm_nodes` verified with the last token, both (arms,). A round of drafting for
     b sequences takes `round_s` + levels × `step_s`, both (arms, batches), given at the batches
     `draft_sequences`; a decoupled drafter's pass takes `step_s`, and `round_s` more where a window
-    begins in it. Where the drafter works, it takes `prefill_s` for each token that a pass prefills.
+    begins in it. Where the drafter works, it takes `prefill_s` for each token that a pass prefills;
+    a decoupled one, on each of its `draft_gpus`, for each token of a request that it has yet to
+    prefill.
     `bandit` chooses among the arms.
 
     A drafter that attends to the target's cache has its times at `own_kv_tokens` a sequence, and
@@ -171,6 +175,7 @@ class Decoding(NamedTuple):
     round_s: Floats = _NO_TIMES
     step_s: Floats = _NO_TIMES
     prefill_s: float = 0.0
+    draft_gpus: int = 1
     own_kv_tokens: float = 0.0
     accept_length: float = 0.0
     gate_batch: Ints = np.zeros(101, dtype=np.int64)

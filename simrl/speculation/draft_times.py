@@ -31,6 +31,7 @@ from simrl.profile.profile import TableProfile
 from simrl.speculation.choices import Capture, Strategy
 from simrl.speculation.drafter_training import Pace
 from simrl.speculation.matching import Floats
+from simrl.training.operations import COLLECTIVE_S
 
 Kind = Literal["measured", "derived", "assumed"]
 
@@ -47,6 +48,7 @@ COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY = 0.7, 0.8  # of the data sheet's rates
 # arctic-inference 0.3.0 over a store of 1 M tokens: 12 µs to propose, median.)
 TEXT_REQUEST_S = 5e-6
 WEIGHT_BYTES = 2  # bfloat16
+TOKEN_BYTES = 4  # of a token's number in a message
 MOST_SEQUENCES = 1024
 PREFILLED_TOKENS = 4096  # of a profiled pass that computes nothing else
 
@@ -285,6 +287,19 @@ def profiled_drafts(
         f"{m.model} on {m.tp} {m.gpu}: {m.source}; {kv_tokens:g} tokens a sequence, {round_s * 1e3:g} ms a round",
         profile.prefill_s(PREFILLED_TOKENS) / PREFILLED_TOKENS,
     )
+
+
+def with_messages(times: DraftTimes, gpu: Gpu) -> DraftTimes:
+    """Return the times of a drafter on GPUs of its own, with its messages (SpecActor §4.1): a
+    window's tokens to the verifier, how many were right and the correction back.
+
+    Verification is by exact match, so that a token's number is all that is sent. Each message takes
+    `COLLECTIVE_S`, what two GPUs need for a small one, and its bytes the network's share of a GPU,
+    as workers of a drafter and a verifier need not fill nodes. The drafter waits for both; in a
+    window they are one after the other."""
+    token_s = TOKEN_BYTES * times.sequences / gpu.network_bytes_per_s
+    round_s = times.round_s + 2 * COLLECTIVE_S + 2 * token_s
+    return replace(times, round_s=round_s, step_s=times.step_s + token_s)
 
 
 def _batches(most: float) -> Floats:

@@ -102,7 +102,8 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         default=None,
         ge=0,
         le=1,
-        description="time of a round of a model's drafts outside its passes: host, sampling, hand-over; null: the method's "
+        description="time of a round of a model's drafts outside its passes: host, sampling; without a decoupled drafter's "
+        "messages; null: the method's "
         "value (tlt: 2 ms, assumed; others: the time between the engine's passes, at least the launch of a layer)",
     )
 

@@ -386,17 +386,17 @@ def specactor(
 ) -> Speculation:
     """Draft ahead with a model on GPUs of its own while windows are verified, planned by Algorithm 1.
 
-    Without a `model`, the draft ladder chooses one of the `drafters`: the one whose drafting is fastest for a worker's share of
-    a batch, at its acceptance rate in the scenario (an `ngram` drafts in turns, on the worker). Algorithm 1 chooses the number
-    of drafter GPUs and the window, by the published TGS or by the renewal rate of the loops as executed (`objective`). If
-    `draft_gpus` or `window` is set, it chooses only the other. With `verifiers` it also chooses the worker's tp (the set of
-    verifiers' GPUs), each with its shipped profile. Every 1,000 tokens, a response whose acceptance is below its worker's mean
-    gets its own window and mode (`reconfigure`, Algorithm 2). A miss discards the tokens drafted ahead. A drafter GPU must hold
-    the drafter's weights, a worker's share of the target's weights (drafter GPUs keep them too) and the KV cache of its
-    requests at typical length. `decoupled=False` drafts in turns with verification, on the worker's own GPUs, or on drafter
+    Without a `model`, the draft ladder chooses one of the `drafters`: the one that is fastest in turns with the target at a
+    worker's share of a batch, at its acceptance rate in the scenario. An `ngram` then drafts in turns, on the worker. For a
+    model, Algorithm 1 chooses the number of drafter GPUs and the window, by the published TGS or by the renewal rate of the
+    loops as executed (`objective`). If `draft_gpus` or `window` is set, it chooses only the other. With `verifiers` it also
+    chooses the worker's tp (the set of verifiers' GPUs), each with its shipped profile. Every 1,000 tokens, a response whose
+    acceptance is below its worker's mean gets its own window and mode (`reconfigure`, Algorithm 2). A miss discards the tokens
+    drafted ahead. A drafter GPU must hold the drafter's weights, a worker's share of the target's weights (drafter GPUs keep
+    them too) and the KV cache of its requests at typical length. It prefills a response's context before it drafts for it, and
+    each window takes two messages. `decoupled=False` drafts in turns with verification, on the worker's own GPUs, or on drafter
     GPUs (`disaggregated`).
-    Not modelled: the drafter's prefill on GPUs of its own; messages between drafter and verifier; drafters that have no room
-    for requests longer than typical.
+    Not modelled: drafters that have no room for requests longer than typical; drafting while messages travel.
     """
     refuse(
         (

@@ -7,8 +7,9 @@ at what a sample will be.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -41,6 +42,7 @@ from simrl.speculation.draft_times import (
     profiled_drafts,
     quantising_s,
     text_drafts,
+    with_messages,
 )
 from simrl.speculation.gates import batch_gate
 from simrl.speculation.inputs import SpeculationInputs
@@ -93,7 +95,9 @@ class DraftPlan:
     # compared.
     rate: float = np.nan
     siblings_faster_beyond: float = np.inf  # drift from which on drafts of siblings are faster
-    load_s: float = 0.0  # what a load of weights takes longer, to make a drafter of them
+    # what a load of weights takes longer, to make a drafter of them; in the tail, the load of its own
+    load_s: float = 0.0
+    kv_blocks: int = 0  # of a worker that gets it in the tail; 0: as with its first drafter
 
     @property
     def first_version(self) -> int:
@@ -132,9 +136,10 @@ def plan_drafting(
 def _plan_first(
     speculation: Speculation, inputs: SpeculationInputs, deployment: Deployment, gpus: int
 ) -> DraftPlan:
-    """Plan the drafter that is fastest for a worker's share of a batch, of equals the first
-    (SpecActor §4.2, initial selection)."""
-    ladder = {}
+    """Plan the drafter that the draft ladder puts first for a worker's share of a batch (SpecActor
+    §4.2, initial selection). The ladder rates all candidates alike, by drafting in turns with the
+    target; Algorithm 1 then plans how the first one drafts."""
+    plans = {}
     for name in speculation.candidates:
         if name == NGRAM:
             one = replace(speculation, candidates=(), drafter="ngram", model="", decoupled=None)
@@ -145,35 +150,67 @@ def _plan_first(
             and read_profile(inputs.draft_profile).metadata.model == name
         )
         its_inputs = inputs if measured else inputs.model_copy(update={"draft_profile": None})
-        ladder[name] = _rated(plan_drafting(one, its_inputs, deployment, gpus), deployment, gpus)
-    best = max(ladder, key=lambda name: ladder[name].rate)
+        plans[name] = plan_drafting(one, its_inputs, deployment, gpus)
+    rungs = rungs_of(plans, deployment, _share(deployment, gpus), _ladder_windows(speculation))
+    best = _rated(plans[next(iter(rungs))], deployment, gpus)
     rated = {
-        name: {"acceptance": token_rate(plan, deployment.trace), "tokens_per_s": plan.rate}
-        for name, plan in ladder.items()
+        name: {"acceptance": rung.acceptance, "speedup": rung.speedup}
+        for name, rung in rungs.items()
     }
-    return replace(
-        ladder[best], facts=ladder[best].facts | {"first_drafter": best, "candidates": rated}
-    )
+    first = {"first_drafter": next(iter(rungs)), "candidates": rated}
+    return replace(best, facts=best.facts | first)
+
+
+class Rung(NamedTuple):
+    """A drafter on the draft ladder: its speed-up over plain decoding at its acceptance rate, with
+    its best window, in turns with the target, and the tokens/s of a request."""
+
+    acceptance: float
+    window: int
+    speedup: float
+    tokens_per_s: float
+
+
+def rungs_of(
+    plans: Mapping[str, DraftPlan], deployment: Deployment, requests: int, windows: Sequence[int]
+) -> dict[str, Rung]:
+    """Return the rungs of planned drafters at a batch of `requests` (as far as their times reach),
+    the fastest first; of equals, the first."""
+    profile = deployment.profile
+    reach = [_batches_up_to(requests, plan.times, profile) for plan in plans.values()]
+    batches = min(reach, key=max)
+    # As functions: to a type checker, a NamedTuple is a tuple.
+    kv_tokens = typical_context_tokens(deployment.trace)
+    verify = [v.__call__ for v in fit_verify(profile, windows[-1] + 1, batches, kv_tokens)]
+    drafts = {name: plan.times.draft_s for name, plan in plans.items()}
+    ladder, rungs = draft_ladder(drafts, verify, batches[-1], windows), dict[str, Rung]()
+    for i, (name, plan) in enumerate(plans.items()):
+        rate = token_rate(plan, deployment.trace)
+        window = int(ladder.windows[i, round(rate * (len(ladder.acceptances) - 1))])
+        speedup = ladder.speedup(name, rate)
+        rungs[name] = Rung(rate, window, speedup, speedup / verify[0](batches[-1]))
+    return dict(sorted(rungs.items(), key=lambda item: -item[1].speedup))
+
+
+def _ladder_windows(speculation: Speculation) -> Sequence[int]:
+    tokens = speculation.window.rule.start_tokens
+    return range(1, MOST_WINDOW + 1) if speculation.ladder_window else (tokens,)
+
+
+def _share(deployment: Deployment, gpus: int) -> int:
+    """Return the requests of a worker's tp GPUs at the start of the first step."""
+    _, first, end = deployment.trace.step_slices[0]
+    return -(-deployment.tp * (end - first) // gpus)
 
 
 def _rated(plan: DraftPlan, deployment: Deployment, gpus: int) -> DraftPlan:
     """Return a plan with its rate, and if drafting is coupled with the window of the ladder."""
     if plan.decoupled is not None:
         return replace(plan, rate=plan.decoupled.renewal)
-    profile, (_, first, end) = deployment.profile, deployment.trace.step_slices[0]
-    batches = _batches_up_to(-(-deployment.tp * (end - first) // gpus), plan.times, profile)
-    kv_tokens, windows = typical_context_tokens(deployment.trace), range(1, MOST_WINDOW + 1)
-    if not plan.speculation.ladder_window:
-        windows = range(
-            plan.speculation.window.rule.start_tokens, plan.speculation.window.rule.start_tokens + 1
-        )
-    # As functions: to a type checker, a NamedTuple is a tuple.
-    verify = [v.__call__ for v in fit_verify(profile, windows[-1] + 1, batches, kv_tokens)]
-    ladder = draft_ladder({"": plan.times.draft_s}, verify, batches[-1], windows)
-    step = round(token_rate(plan, deployment.trace) * (len(ladder.acceptances) - 1))
-    window = Fixed(tokens=int(ladder.windows[0, step]))
-    rate = float(ladder.speedups[0, step]) / verify[0](batches[-1])
-    return replace(plan, speculation=replace(plan.speculation, window=window), rate=rate)
+    windows = _ladder_windows(plan.speculation)
+    rung = rungs_of({"": plan}, deployment, _share(deployment, gpus), windows)[""]
+    speculation = replace(plan.speculation, window=Fixed(tokens=rung.window))
+    return replace(plan, speculation=speculation, rate=rung.tokens_per_s)
 
 
 def _batches_up_to(requests: int, times: DraftTimes, profile: TableProfile) -> list[int]:
@@ -325,7 +362,7 @@ def _plan_decoupled(
     gpus: int,
 ) -> DecoupledPlan:
     """Run Algorithm 1 before the run; it does not choose what the method fixes."""
-    profile, tp = deployment.profile, deployment.tp
+    profile, tp, times = deployment.profile, deployment.tp, with_messages(times, deployment.gpu)
     _, first, end = deployment.trace.step_slices[0]
     requests = end - first
     batches = _batches_up_to(method.requests or requests, times, profile)
@@ -398,7 +435,7 @@ def decoding_of(
     max_num_seqs: int,
 ) -> Decoding:
     """Return a plan as engines take it, with the drafts of this trace's responses."""
-    speculation, times = plan.speculation, plan.times
+    speculation, times = plan.speculation, _executed(plan, deployment)
     rule = Rule(window=speculation.window.rule, own_text=speculation.own_text)
     parts: dict[str, Any] = {}
     if plan.decoupled is not None:
@@ -410,6 +447,7 @@ def decoding_of(
         rule = rule._replace(reconfigure_every=every)
         # The drafters of a worker share its requests.
         parts["draft_sequences"] = times.sequences * plan.decoupled.draft_gpus
+        parts["draft_gpus"] = plan.decoupled.draft_gpus
         if not in_turns:
             windows, coupled = reconfiguration_table(
                 plan.decoupled, speculation.decoupled.objective
@@ -445,10 +483,15 @@ def decoding_of(
     return decoding._replace(**parts)
 
 
+def _executed(plan: DraftPlan, deployment: Deployment) -> DraftTimes:
+    """Return the times of a plan's drafts, with its messages if the drafter has GPUs of its own."""
+    return with_messages(plan.times, deployment.gpu) if plan.decoupled else plan.times
+
+
 def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> DraftCosts:
     """Return what drafts cost a worker, and up to which batch it drafts, for predictions
     (`RolloutTimes`)."""
-    gate, times = plan.speculation.gate, plan.times
+    gate, times = plan.speculation.gate, _executed(plan, deployment)
     largest = np.full(1, gate.threshold if isinstance(gate, Elastic) else 1 << 40)
     if gate == "batch" or isinstance(gate, Toggle):
         kv_tokens = typical_context_tokens(deployment.trace)

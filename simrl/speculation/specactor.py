@@ -346,11 +346,3 @@ def draft_ladder(
         best.max(axis=2) * verify_s[0],
         np.array(windows)[best.argmax(axis=2)],
     )
-
-
-def ladder_order(ladder: Ladder, acceptances: Mapping[str, float]) -> tuple[str, ...]:
-    """Return the drafters from the fastest to the slowest, each at its own acceptance rate; even
-    the first may be slower than no drafter (`Ladder.speedup` below 1)."""
-    return tuple(
-        sorted(ladder.drafters, key=lambda drafter: -ladder.speedup(drafter, acceptances[drafter]))
-    )

@@ -91,7 +91,8 @@ def specactor(
     drafts ahead on the worker's drafter GPUs (`copies`). Requests are assigned by Algorithm 3, or request by request in the
     order of the draft ladder ("fastest-of-N"; `assignment`). A request is done when its first copy is; tokens of the other
     copies are duplicates. A copy receives the tail of its KV cache over the network while it recomputes the head, or only one
-    of both (`kv`). The default of b_max is assumed. All `drafters` are resident, so their weights take memory.
+    of both (`kv`). The default of b_max is assumed. The `drafters` wait in the hosts' memory: a freed worker loads its drafter
+    before its copies begin, and has that much less KV cache; the first drafter stays where it is (§4.3).
     Not modelled: as verl_colocated, and the method specactor; correlated acceptance of different drafters.
     """
     rule = BestOfN(drafters, b_max, assignment, kv, copies) if best_of_n and drafters else None

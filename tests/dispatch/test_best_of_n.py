@@ -13,6 +13,7 @@ from hypothesis import given, strategies as st
 from simrl.dispatch.dispatcher import Dispatcher
 from simrl.dispatch.rules import DISPATCHES
 from simrl.errors import InputError
+from simrl.profile.model_shape import MODELS
 from simrl.runtime.events import call_at
 from simrl.simulate.prepare import prepare
 from simrl.speculation.best_of_n import BestOfN, counted_acceptance
@@ -499,39 +500,69 @@ def test_dynamic_sampling_refills_after_the_tail():
 OWN = {"name": "specactor", "model": "qwen2.5-0.5b"}
 
 
-def test_drafters_of_freed_workers_take_room_from_the_kv_cache_of_all():
-    tokens = {}
+def test_drafters_of_the_tail_take_nothing_of_a_workers_cache_until_it_is_freed():
+    """§4.3: they are in the host's memory. The first drafter stays on the GPUs that it is on."""
+    freed, tokens = {}, set()
     for drafters in ((), ("ngram",), ("qwen2.5-0.5b",), ("ngram", "qwen2.5-0.5b", "qwen2.5-1.5b")):
         ready = prepare(
             scenario({**OWN, "drafters": drafters, "decoupled": False}, model="qwen2.5-7b")
         )
-        tokens[len(drafters), drafters[:1]] = ready.inputs()["kv_cache_tokens_per_worker"]
-    none, ngram, own, three = tokens.values()
-    assert none == ngram == own, "a text drafter takes nothing, and the own one is there already"
-    ready = prepare(scenario({**OWN, "decoupled": False}, model="qwen2.5-7b"))
-    gpu, engine = ready.gpu, ready.scenario.engine
-    drafters_bytes = ready.drafts.weight_bytes + ready.tail.weight_bytes
+        tokens.add(ready.inputs()["kv_cache_tokens_per_worker"])
+        if drafters:
+            freed = ready.inputs()["best_of_n"]["drafters"]
+    assert len(tokens) == 1
+    of = {name: facts["scale"]["kv_cache_tokens"] for name, facts in freed.items()}
+    assert of["ngram"] == of["qwen2.5-0.5b"] == tokens.pop() > of["qwen2.5-1.5b"]
+    larger, gpu, engine = ready.tail.plans["qwen2.5-1.5b"], ready.gpu, ready.scenario.engine
     free = (
         gpu.memory_bytes * engine.gpu_memory_utilization
         - engine.reserve_bytes
         - ready.model.weight_bytes
-        - drafters_bytes
+        - ready.drafts.weight_bytes
+        - larger.weight_bytes
     )
-    a_token = ready.model.kv_bytes_per_token + max(
-        ready.drafts.kv_bytes_per_token, ready.tail.kv_bytes_per_token
-    )
-    assert ready.inputs()["best_of_n"]["weight_bytes"] == ready.tail.weight_bytes
-    assert three == int(free // a_token) // engine.block_size * engine.block_size < none
+    a_token = ready.model.kv_bytes_per_token + larger.kv_bytes_per_token
+    assert of["qwen2.5-1.5b"] == int(free // a_token) // engine.block_size * engine.block_size
+    assert larger.kv_blocks * engine.block_size == of["qwen2.5-1.5b"]
 
 
-def test_where_the_first_drafter_has_gpus_of_its_own_all_drafters_come_to_the_workers():
-    apart, without = (
-        prepare(scenario({**OWN, "copies": "coupled", "best_of_n": best}, model="qwen2.5-7b"))
-        for best in (True, False)
+def test_a_drafter_comes_over_pcie_from_the_hosts_memory_unless_it_is_there():
+    inputs = prepare(scenario({**OWN, "decoupled": False}, model="qwen2.5-7b"))
+    of = {name: plan.load_s for name, plan in inputs.tail.plans.items()}
+    bytes_per_s = 0.346 * inputs.gpu.host_bytes_per_s
+    assert of["ngram"] == of["qwen2.5-0.5b"] == 0
+    assert of["qwen2.5-1.5b"] == MODELS["qwen2.5-1.5b"].weight_bytes / bytes_per_s
+    apart = prepare(scenario({**OWN, "copies": "coupled"}, model="qwen2.5-7b"))
+    small_s = MODELS["qwen2.5-0.5b"].weight_bytes / bytes_per_s
+    assert apart.tail.plans["qwen2.5-0.5b"].load_s == small_s, "it is on the drafter's GPU alone"
+    beside = prepare(scenario(OWN, model="qwen2.5-7b"))
+    assert beside.tail.plans["qwen2.5-0.5b"].load_s == 0
+    assert beside.tail.plans["qwen2.5-1.5b"].load_s == of["qwen2.5-1.5b"]
+
+
+def test_a_copy_begins_when_its_drafter_is_loaded_and_the_load_is_a_span_of_its_own():
+    steps = trace([[[(20, 40)]] * 14 + [[(20, 900)]]] * 2)
+    one = scenario(
+        {**OWN, "decoupled": False, "drafters": ("qwen2.5-1.5b",)},
+        steps=2,
+        model="qwen2.5-7b",
+        cluster={"gpu": "h100", "gpus": 4, "tp": 1},
     )
-    weights = sum(plan.weight_bytes for plan in apart.tail.plans.values())
-    assert apart.tail.weight_bytes == weights > 0
-    assert apart.limits.kv_blocks < without.limits.kv_blocks
+    watched = watch(prepared(one, steps))
+    assert_nothing_is_lost(watched)
+    load_s = watched.prepared.tail.plans["qwen2.5-1.5b"].load_s
+    loads = [s for s in rows(watched.result.spans) if s["kind"] == "load_drafter"]
+    assert len(loads) == 2 * 3, "three workers are freed in each of two steps"
+    segments = rows(watched.result.segments)
+    for load in loads:
+        assert load["ended_s"] - load["started_s"] == pytest.approx(load_s)
+        worker = int(load["lane"].removeprefix("rollout-"))
+        assert not any(
+            s["worker"] == worker
+            and s["started_s"] < load["ended_s"]
+            and s["ended_s"] > load["started_s"]
+            for s in segments
+        )
 
 
 def test_windows_and_order_come_from_the_draft_ladder():

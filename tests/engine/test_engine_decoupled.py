@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from simrl.engine.engine import Engine, one_engine
-from simrl.engine.state import PAUSE, WATCH, Limits
+from simrl.engine.state import END, PAUSE, WATCH, Limits
 from simrl.pipelines.best_of_n import _acceptances
 from simrl.profile.profile import Tables, pass_s
 from simrl.runtime.rollout import Rollout
@@ -62,18 +62,21 @@ requests = st.lists(
     st.integers(1, 6),
     st.sampled_from([5e-4, 2e-3, 8e-3]),
     st.sampled_from([0.0, 1e-3, 7e-3]),
+    st.sampled_from([0.0, 1e-5, 3e-4]),
+    st.integers(1, 3),
     st.booleans(),
     st.integers(0, 5),
     st.booleans(),
 )
 def test_every_end_agrees_with_the_reference(
-    requests, window, step_s, round_s, reconfigures, seed, ahead
+    requests, window, step_s, round_s, prefill_s, draft_gpus, reconfigures, seed, ahead
 ):
     """I26: decoupled drafting does as its slow reference."""
     rng = np.random.default_rng(seed)
     table = {"best_window": rng.integers(1, 7, 101), "best_coupled": rng.integers(0, 2, 101)}
     every = 20 if reconfigures else 0
     limits = ROOMY._replace(async_scheduling=ahead)  # which a decoupled verifier cannot do
+    table |= {"prefill_s": prefill_s, "draft_gpus": draft_gpus}
     engine = one_engine(TABLES, limits, decoupled(window, step_s, every, round_s, **table))
     slots = []
     for i, (prompt, response, hardness) in enumerate(requests):
@@ -110,6 +113,7 @@ def test_every_end_agrees_with_the_reference(
         every or 1000,
     )
     worker.round_s = lambda n: round_s
+    worker.prefill_s, worker.draft_gpus = prefill_s, draft_gpus
     start_s = engine.now_s
     worker.run()
     ended = {}
@@ -238,6 +242,27 @@ def test_what_is_thrown_away_counts_as_drafted_and_says_nothing_of_the_acceptanc
         unverified_tokens=unverified,
     )
     assert _acceptances([rollout]) == {0: pytest.approx(p, abs=0.02)}
+
+
+def test_a_drafter_prefills_a_request_when_it_comes_and_then_what_its_environment_adds():
+    """Alone, a request waits for its drafter's prefill: of prompt and response, later of 30 tokens of an observation. A
+    verifier that loses its cache meanwhile (new weights) leaves the drafter's as it is."""
+
+    def took_s(prefill_s: float) -> float:
+        engine = one_engine(TABLES, ROOMY, decoupled(4, 2e-3, prefill_s=prefill_s))
+        slot = engine.submit(50, 100, 20, 69)
+        engine.draft_from(slot, MODEL, 7)
+        engine.stop_at(slot, 60, PAUSE)
+        (at,) = engine.next_stops()
+        engine.resume(slot, 30)
+        for _ in range(3):
+            engine.settle(engine.now_s)
+        engine.recompute_running()
+        (end,) = engine.next_stops()
+        assert (at[2], end[2]) == (PAUSE, END)
+        return end[1]
+
+    assert took_s(1e-3) - took_s(0.0) == pytest.approx(1e-3 * (50 + 20 + 30), rel=1e-6)
 
 
 def test_a_request_that_leaves_has_what_was_drafted_ahead_of_it_counted():

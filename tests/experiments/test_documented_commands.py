@@ -87,6 +87,7 @@ COMMANDS = {
     "python experiments/estimates.py": Small(),
     "python -m experiments.eagle3 ../shared/data": Small(needs="aiconfigurator"),
     "python -m experiments.frameworks": Small("--redraw", "experiments/frameworks.md"),
+    "python experiments/decoupled_bound.py": Small(),
     "python experiments/history_memory.py --data ../shared/data": Small(
         "--small", "experiments/history_memory.png", changes=((" --data ../shared/data", ""),)
     ),

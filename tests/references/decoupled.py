@@ -5,6 +5,8 @@ The drafter works in passes. A pass drafts one token for every request that may 
 `draft_s(requests)`. A request's unverified tokens are those in verification and those drafted ahead of it.
 
 - A pass in which the first token of a window is drafted for some request takes `round_s(requests)` more.
+- The first pass for a request prefills all its tokens but the last, which the pass itself computes: `prefill_s` for each, on
+  one of `draft_gpus` GPUs, which share the requests that a pass is the first for.
 - A decoupled request may draft while fewer than 2 windows of its tokens are unverified. A coupled one drafts one window, and
   only while nothing of it is in verification.
 - A request whose tokens ahead fill a window is ready. The verifier, when free, takes every request that is ready in one pass
@@ -57,6 +59,7 @@ class Request:
     ahead: int = 0
     attempt: int = 0  # rises when what is drafted for it is thrown away
     ended_s: float = math.nan
+    prefilled: bool = False  # by the drafter
     # Counts of this request.
     verifications: int = 0
     verified: int = 0  # tokens of the windows, whatever came of them
@@ -96,6 +99,8 @@ class DecoupledWorker:
     reconfigure: Callable[[Request], tuple[int, bool]] | None = None
     reconfigure_every: int = 1000
     round_s: Callable[[int], float] = lambda requests: 0.0
+    prefill_s: float = 0.0
+    draft_gpus: int = 1
     now_s: float = 0.0
     draft_passes: int = 0
     abandoned_passes: int = 0
@@ -193,6 +198,12 @@ class DecoupledWorker:
             seconds = self.draft_s(len(self._drafting)) + (
                 self.round_s(len(self._drafting)) if begins else 0.0
             )
+            new = [request for request, _ in self._drafting if not request.prefilled]
+            if new:
+                tokens = sum(request.prompt + request.generated - 1 for request in new)
+                seconds += self.prefill_s * tokens / min(len(new), self.draft_gpus)
+            for request in new:
+                request.prefilled = True
             self._draft_ends_s = self.now_s + seconds
 
     def _end_draft(self) -> None:

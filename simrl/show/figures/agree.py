@@ -42,6 +42,7 @@ VERSION_COLORS = (SKY, LIGHT_SKY, PALE_SKY)  # of rollouts, repeated over the po
 IDLE, OTHER = kind_words("idle"), "training and other"
 NAMED = (
     "load_weights",
+    "load_drafter",
     "train_drafter",
     "evaluate",
     "idle",

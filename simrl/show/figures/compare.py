@@ -185,7 +185,7 @@ def worker_idle_shares(result: Result, warmup_steps: int) -> NDArray[np.float64]
     part = spans(result).within(*window(result, warmup_steps))
     seconds = part.ended_s - part.started_s
     kinds = np.array(part.kinds)[part.kind]
-    counts = np.isin(kinds, ("rollout", "load_weights", "train_drafter", "idle"))
+    counts = np.isin(kinds, ("rollout", "load_weights", "load_drafter", "train_drafter", "idle"))
     whole = np.bincount(part.lane, seconds * counts, len(part.lanes))
     idle = np.bincount(part.lane, seconds * (kinds == "idle"), len(part.lanes))
     chosen = [i for i, lane in enumerate(part.lanes) if rolls_out(lane) and whole[i] > 0]

@@ -30,6 +30,7 @@ KINDS = {  # of links of a critical path: words in its table, words in a sum ove
     "boundary": ("until the worker reacts", "workers' reactions"),
     "unknown": ("a wait: nothing recorded ended at its end", "waits of unknown cause"),
     "load_weights": ("loads weights", "loading weights"),
+    "load_drafter": ("loads a drafter", "loading drafters"),
     "log_prob": ("log-probs", "log-probs"),
     "train": ("trains", "training"),
     "publish": ("publishes weights", "publishing"),

@@ -92,6 +92,11 @@ class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         le=1_000_000,
         description="rewards of an arm that count, the latest (code)",
     )
+    rule: Literal["code", "paper"] = Field(
+        default="code",
+        description="code: an arm has a window for each group of batch sizes, and its median accept "
+        "length counts; paper: one window, and the accept length of the pass",
+    )
 
     @model_validator(mode="after")
     def _every_bucket_has_its_group(self) -> BegMab:

@@ -91,6 +91,9 @@ def engine_limits(
         "CUDA graphs of draft strategies": sum(
             plan.graph_bytes for plan in drafters if isinstance(plan, DraftPlan)
         ),
+        "logits of the largest verification": sum(
+            plan.verification_bytes for plan in drafters if isinstance(plan, DraftPlan)
+        ),
         "reserve_bytes (activations, CUDA graphs of plain decoding, buffers)": engine.reserve_bytes,
     }
     if sglang and model.linear_layers:
@@ -247,9 +250,12 @@ def _kv_blocks(
             if groups.state
             else "nothing is left for the KV cache"
         )
+        fewer = "a smaller engine.max_num_seqs, " * (
+            parts["logits of the largest verification"] > 0
+        )
         raise InputError(
             f"{model.name} at tp {tp} needs {sum(parts.values()) / GIB:.0f} GiB a GPU ({_named(parts)}); "
-            f"{gpu.memory_words(engine.gpu_memory_utilization)}: {nothing}; use a larger tp or another GPU",
+            f"{gpu.memory_words(engine.gpu_memory_utilization)}: {nothing}; use {fewer}a larger tp or another GPU",
             cause="memory of a worker",
         )
     return blocks

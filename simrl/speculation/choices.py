@@ -98,6 +98,13 @@ class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         "length counts; paper: one window, and the accept length of the pass",
     )
 
+    def most_tokens(self, sequences: int) -> int:
+        """Return the most tokens that a pass over 1 to `sequences` verifies."""
+        numbers = sorted({strategy.tokens_to_verify for strategy in self.strategies}, reverse=True)
+        last = [first - 1 for first in self.batch_thresholds[1:]] + [sequences]
+        buckets = zip(numbers, self.batch_thresholds, last, strict=True)
+        return max(n * min(end, sequences) for n, first, end in buckets if first <= sequences)
+
     @model_validator(mode="after")
     def _every_bucket_has_its_group(self) -> BegMab:
         twice = next(

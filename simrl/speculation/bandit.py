@@ -110,7 +110,7 @@ def bandit_state(rule: BanditRule, window: int) -> BanditState:
 
 def bandit_states(rule: BanditRule, window: int, rows: int) -> BanditState:
     """Return `bandit_state` for each of some engines: arrays with a leading axis of `rows`."""
-    return BanditState(*(np.stack([array] * rows) for array in bandit_state(rule, window)))
+    return BanditState._make(np.stack([array] * rows) for array in bandit_state(rule, window))
 
 
 @kernel

@@ -196,7 +196,8 @@ class SpotTrainer:
     def _start(self, started: Sequence[int], now_s: float) -> None:
         if started and not self._since_s:
             self._drafter = self._drafter.session_started()
-            self._counted_s, self._over_s = now_s + self._parameters.activation_s, math.inf
+            self._counted_s = now_s + self._pace.activation_s(self._parameters)
+            self._over_s = math.inf
             self._stored.clear()
             self._stored_s, self._longest = 0.0, 0
         self._since_s.update(dict.fromkeys(started, now_s))

@@ -175,12 +175,27 @@ def _speculation(metadata: Facts) -> Entries:
             acceptance = {"kind": "measured", "source": acceptance}
         yield "acceptance of drafts", method, str(acceptance["kind"]), str(acceptance["source"])
         yield "times of drafting", method, str(times["kind"]), str(times["source"])
+        if tokens := facts.get("most_verified_tokens"):
+            size = f"{facts['verification_bytes'] / 1e9:.3g} GB beyond a plain pass"
+            yield (
+                "memory of verification",
+                size,
+                "derived",
+                f"logits of {tokens:,} tokens of a pass",
+            )
 
 
 def _happened(metadata: Facts) -> Entries:
     if planned := metadata["scenario"]["faults"]:
         faults = "; ".join(source_words(json.dumps(fault)) for fault in planned)
         yield "faults", f"{len(metadata.get('faults') or [])} happened", "given", faults
+    if trained := metadata.get("drafter_training"):
+        padded, packed = trained["padded_tokens"], trained["packed_tokens"]
+        did = (
+            f"{packed:,} tokens packed, {padded:,} padded; {trained['buffer_bytes'] / 1e9:.3g} GB of "
+            f"hidden states on the hosts at most, copied there in {trained['collecting_s']:.3g} s"
+        )
+        yield "training of the drafter", f"{trained['iterations']} iterations", "derived", did
     for key, value in (metadata.get("replay") or {}).items():
         if isinstance(value, str | int | float) and not isinstance(value, bool):
             yield f"engines: {key.replace('_', ' ')}", str(value), "measured", "the replay"

@@ -52,10 +52,10 @@ class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         ge=1,
         description="steps from one rollout with training to the next (paper §6.4 and code)",
     )
-    activation_s: float = Field(
-        default=0.0,
+    activation_s: float | None = Field(
+        default=None,
         ge=0,
-        description="before the first iteration; the code allows 30 s, the paper states no time",
+        description="before the first iteration; null: weights and Adam's moments come from host memory",
     )
     iteration_s: float | None = Field(
         default=None,
@@ -244,6 +244,11 @@ class Pace:
         computed = lengths if p.packing else [max(lengths)] * len(lengths)
         seconds = sum(n * (self.token_s + n * self.pair_s) for n in computed)
         return (seconds + sum(lengths) * self.states_s) / workers
+
+    def activation_s(self, parameters: SpotTraining) -> float:
+        """Return the seconds before the first iteration of a session."""
+        copied_s = (self.trained_bytes + self.frozen_bytes) / self.host_bytes_per_s
+        return copied_s if parameters.activation_s is None else parameters.activation_s
 
     def save_s(self, parameters: SpotTraining) -> tuple[float, float]:
         """Return the seconds for which training waits for a checkpoint, and the seconds until it is

@@ -23,7 +23,12 @@ NEVER = {
     "threshold": 1,
     "patience": 100_000,
 }  # its elastic gate: no drafts, so that times can be counted
-EVERY_STEP = {"every_updates": 1, "iteration_s": 1.0, "recovery_iterations": 3.0}
+EVERY_STEP = {
+    "every_updates": 1,
+    "activation_s": 0.0,
+    "iteration_s": 1.0,
+    "recovery_iterations": 3.0,
+}
 UNEVEN = trace(
     [[[(4, 8)], [(4, 20)]]]
 )  # worker 0 has nothing from second 8 on, worker 1 from second 20 on

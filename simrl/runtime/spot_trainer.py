@@ -24,6 +24,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from simrl.profile.hardware import Gpu
 from simrl.runtime.recorder import Recorder
 from simrl.speculation.deployment import Deployment
@@ -244,14 +246,17 @@ class SpotTrainer:
         self._counted_s = starts_s + waits_s
 
     def _batch(self) -> list[int]:
-        """Return the tokens of each response of the next iteration, taken from the buffer in
-        turn."""
+        """Return the tokens of each response of the next iteration: a random sample of the buffer, as
+        in the public code (eagle_background_trainer.py)."""
         if self._pool is None:
             longest, earlier = (
                 max(self._finished, default=0),
                 self._before if self._parameters.data_buffer else [],
             )
-            self._pool = sorted((n for n in earlier if n > longest), reverse=True) + self._finished
-        number, pool = self._parameters.batch_sequences, self._pool
-        first = self._drafter.iterations * number
-        return [pool[(first + i) % len(pool)] for i in range(min(number, len(pool)))]
+            self._pool = [n for n in earlier if n > longest] + self._finished
+        pool, draws = (
+            self._pool,
+            np.random.default_rng([len(self.behind), self._drafter.iterations]),
+        )
+        number = min(self._parameters.batch_sequences, len(pool))
+        return [pool[i] for i in draws.choice(len(pool), number, replace=False)] if pool else []

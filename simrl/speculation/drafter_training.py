@@ -10,8 +10,9 @@ a checkpoint take, `DrafterStaleness` how far the policy has moved since the dra
 policy updates: an update adds one, training reduces it, in the shape of the paper's Fig. 15 (a dip
 at each update, recovered within a few iterations). `ModelAcceptance.drift` turns it into hardness.
 
-An iteration takes a batch from the buffer: the responses that have finished in this rollout, and
-with `data_buffer`, first, the longer responses of the rollout before (one-step offset sampling).
+An iteration takes a random batch from the buffer: of the responses that have finished in this
+rollout, and with `data_buffer`, of the longer ones of the rollout before (one-step offset
+sampling; the public code takes all of both).
 The workers of a session share it. Without the buffer, a drafter learns nothing of responses longer
 than those finished by then.
 

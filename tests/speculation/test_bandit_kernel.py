@@ -180,3 +180,15 @@ def test_a_batch_that_has_shrunk_out_of_its_bucket_stays_in_the_windows_of_its_a
     rule, state = of_code()
     observe(rule, state, KEY, 6, 3.0, 1, 0.01)  # chosen for 5 to 20
     assert value(rule, state, 6, 5) == 0.0 and value(rule, state, 1, 1) == math.inf
+
+
+@given(st.integers(1, 400), st.sets(st.integers(2, 200), min_size=4, max_size=4))
+@examples(100)
+def test_the_most_tokens_of_a_pass_are_those_of_its_largest_batch_in_some_bucket(most, more):
+    settings = parameters(batch_thresholds=(1, *sorted(more)))
+    rule, state = kernel(settings)
+    verified = [
+        batch * STRATEGIES[choose(rule, state, KEY, batch)].tokens_to_verify
+        for batch in range(1, most + 1)
+    ]
+    assert settings.most_tokens(most) == max(verified)

@@ -6,17 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from experiments.claims.claim import Claim, Figure, Undetermined, all_above
+from experiments.claims.claim import Claim, Figure, Undetermined, all_above, within
 from experiments.reproduce import tlt as paper
 from experiments.reproduce.lab import Lab, Measures
 from experiments.reproduce.ledger import Inputs, named
 from simrl.profile.hardware import gpu
 from simrl.profile.model_shape import model_shape
-from simrl.speculation.bandit import bandit_rule, bandit_state, choose
+from simrl.speculation.bandit import bandit_rule, bandit_state, choose, observe
 from simrl.speculation.choices import BegMab, Strategy
 from simrl.speculation.draft_times import pace_of
 from simrl.speculation.drafter_training import SpotTraining
-from simrl.speculation.trees import accept_length
 
 LEDGER = "tlt"
 MODELS = ("qwen2.5-7b", "qwen2.5-32b", "llama-3.3-70b")
@@ -126,25 +125,44 @@ def adapts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     return Figure(found, found["adaptive"] > found["frozen"] and dips >= 0.5)
 
 
+def arms(inputs: Inputs) -> list[Strategy]:
+    """Return three depths for each number of tokens to verify of the scripts, with their top-k: the scripts' depth, that of
+    the paper's tables, and half the first. The paper tunes depth and tokens to verify, and fixes top-k (§6.3)."""
+    scripts = paper.strategies(inputs)
+    depths = {scripts[0].draft_depth // 2, scripts[0].draft_depth, inputs["table_depth"]}
+    return [
+        Strategy(depth, topk, tokens) for _, topk, tokens in scripts for depth in sorted(depths)
+    ]
+
+
 def bandit(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
-    """Simulate tl-7: what the bandit chooses at each batch over the best strategy there."""
-    strategies = paper.strategies(inputs)
-    rule = bandit_rule(
-        BegMab(strategies=tuple(strategies), batch_thresholds=tuple(inputs["batch_thresholds"]))
+    """Simulate tl-7: tokens a second of the bandit over the best fixed strategy of all, at each batch. It begins with nothing
+    learnt and makes the passes of the longest response, exploration among them; sequences are as unlike as the ledger says."""
+    strategies = arms(inputs)
+    parameters = BegMab(
+        strategies=tuple(strategies), batch_thresholds=tuple(inputs["batch_thresholds"])
     )
+    rule = bandit_rule(parameters)
+    passes = round(inputs["cap_tokens"] / inputs["accept_length"])
+    probability = paper.first_choice(inputs["accept_length"], paper.strategies(inputs)[0])
+    levels = [paper._levels(probability, strategy) for strategy in strategies]
     found = {}
     for batch in EVERY_BATCH:
-        speeds = [_speed(inputs, batch, strategy) for strategy in strategies]
-        arm = choose(rule, bandit_state(rule, 300), 0, batch)
-        found[str(batch)] = speeds[arm] / max(speeds)
+        draws = np.random.default_rng(batch)
+        hardness = np.exp(inputs["accept_spread"] * draws.standard_normal(batch))
+        # In plain passes of the batch.
+        seconds = [1 / paper.speedup(inputs, batch, strategy, 1.0) for strategy in strategies]
+        lengths = [1 + np.exp(-np.outer(hardness, logs)).sum(axis=1).mean() for logs in levels]
+        best = max(n / s for n, s in zip(lengths, seconds, strict=True))
+        state, tokens, spent_s = bandit_state(rule, parameters.window), 0.0, 0.0
+        for _ in range(passes):
+            arm = choose(rule, state, batch, batch)
+            luck = -np.log(draws.random(batch))
+            accepted = 1 + (np.outer(hardness, levels[arm]) <= luck[:, None]).sum(axis=1).mean()
+            observe(rule, state, batch, arm, accepted, batch, seconds[arm])
+            tokens, spent_s = tokens + accepted, spent_s + seconds[arm]
+        found[str(batch)] = tokens / spent_s / best
     return all_above(found, 0.95)
-
-
-def _speed(inputs: Inputs, batch: int, strategy: Strategy) -> float:
-    probability = paper.first_choice(inputs["accept_length"], paper.strategies(inputs)[0])
-    return paper.speedup(
-        inputs, batch, strategy, accept_length(paper._levels(probability, strategy))
-    )
 
 
 def spot_training(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
@@ -159,15 +177,11 @@ def spot_training(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 
 def checkpoints(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
-    """Simulate tl-9: seconds for which a checkpoint keeps the drafter's training waiting."""
+    """Simulate tl-9: seconds for which a checkpoint keeps the drafter's training waiting, vanilla over own."""
     own = SpotTraining(save_every_iterations=1)
     vanilla = own.model_copy(update={"asynchronous_saves": False, "selective_saves": False})
     pace = pace_of(model_shape(paper.TARGET), gpu(inputs["gpu"]), inputs["tp_32b"], own.efficiency)
-    waits_s = {
-        name: pace.save_s(rule)[0]
-        for name, rule in (("selective, asynchronous", own), ("synchronous", vanilla))
-    }
-    return Figure(waits_s, waits_s["synchronous"] >= 5 * waits_s["selective, asynchronous"])
+    return within({"factor": pace.save_s(vanilla)[0] / pace.save_s(own)[0]}, 9.2 / 2, 9.2 * 2)
 
 
 _WHOLE = "64 GPUs, whole; three steps after one"
@@ -202,10 +216,13 @@ CLAIMS = {
         LEDGER,
         bandit,
         "within 5 % of the best fixed strategy at every batch",
-        "decode states, the scripts' four strategies",
+        "decode states, three depths for each number of tokens to verify; the passes of the longest response",
+        "at a batch of 1 the median accept length of a shallow tree is all of its depth, so the median ranks it above a deeper "
+        "one with the larger mean; with means in place of medians the bandit is at 0.99 there",
+        {"accept length 4.5": {"accept_length": 4.5}},
     ),
     "tl-8": Claim(
         LEDGER, spot_training, "step within 2 %", f"{_WHOLE}; 32B, training in every step"
     ),
-    "tl-9": Claim(LEDGER, checkpoints, "checkpoint time at least 5x less", "the drafter of 32B"),
+    "tl-9": Claim(LEDGER, checkpoints, "factor 9.2 within 2", "the drafter of 32B"),
 }

@@ -82,7 +82,13 @@ def will_draft(q: Request) -> bool:
 def bandit_of(e: Engines, row: int) -> BanditState:
     """Return the bandit of an engine."""
     bandits = e.drafting.bandits
-    return BanditState(bandits.arrived[row], bandits.ordered[row], bandits.counts[row])
+    return BanditState(
+        bandits.arrived[row],
+        bandits.ordered[row],
+        bandits.accepted[row],
+        bandits.medians[row],
+        bandits.counts[row],
+    )
 
 
 @lean
@@ -195,7 +201,7 @@ def end_round(e: Engines, row: int, d: Decoding, seconds: float, most_prefill: i
         remember(t, t.proposed_drafted, t.proposed_accepted)
     if t.modelled > 0:
         tokens = 1.0 + t.modelled_accepted / t.modelled
-        observe(d.bandit, bandit_of(e, row), t.arm, tokens, t.modelled, seconds)
+        observe(d.bandit, bandit_of(e, row), t.bandit_key, t.arm, tokens, t.modelled, seconds)
     prefills = d.prefill_s > 0.0 and not d.rule.decoupled
     if prefills and (d.rule.gate != ELASTIC or t.speculates == 1):
         prefill_s, own_s = d.prefill_s * most_prefill, d.prefill_s * t.prefill

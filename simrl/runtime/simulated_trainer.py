@@ -108,9 +108,8 @@ class SimulatedTrainer:
     ) -> simpy.events.ProcessGenerator:
         started_s, lengths = self._env.now, _lengths(rollouts)
         yield from self._begin(lengths)
-        yield from self._work(
-            self.costs.inference(_lengths([r for r in rollouts if r.sample.uid not in prepared]))
-        )
+        left = _lengths([r for r in rollouts if r.sample.uid not in prepared])
+        yield from self._work(self._inference(self.costs, left))
         rollouts = self._accepted(rollouts)
         left = _lengths([r for r in rollouts if r.sample.uid not in self._with_gradients])
         self._with_gradients.clear()
@@ -128,11 +127,19 @@ class SimulatedTrainer:
             if begins:
                 started_s = self._env.now
                 yield from self._begin(lengths)
-            yield from self._work(self.costs.inference(lengths))
+            yield from self._work(self._inference(self.costs, lengths))
             part = self._accepted(part)
             yield from self._work(self.costs.update(_lengths(part), 1, begins))
             rollouts += part
         return (yield from self._finish(rollouts, started_s, publish=True))
+
+    def _inference(self, costs: TrainingCosts, lengths: Ints) -> list[Phase]:
+        """Return the log-prob phase, and the copy of its hidden states for a drafter's training."""
+        phases, tokens = costs.inference(lengths), int(lengths.sum())
+        if phases and self._spot is not None:
+            copied_s = self._spot.collect_s(tokens, costs.ranks, costs.gpu, costs.gpus)
+            phases += [("log_prob", copied_s)] * (copied_s > 0)
+        return phases
 
     def _accepted(self, rollouts: list[Rollout]) -> list[Rollout]:
         """Return the rollouts of groups that are trained; the others are dropped."""
@@ -163,7 +170,7 @@ class SimulatedTrainer:
         if gpus % self.costs.config.gpus_per_rank:
             shared |= {"tensor_parallel": 1, "pipeline_parallel": 1}
         costs = replace(self.costs, gpus=gpus, config=self.costs.config.model_copy(update=shared))
-        yield from self._work(costs.inference(_lengths(rollouts)), lanes)
+        yield from self._work(self._inference(costs, _lengths(rollouts)), lanes)
         if gradients:
             self._with_gradients.update(rollout.sample.uid for rollout in rollouts)
             yield from self._work(costs.gradients(_lengths(rollouts)), lanes)

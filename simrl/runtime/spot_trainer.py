@@ -2,7 +2,8 @@
 while it drafts (TLT §4.2; the rules, without a clock, are in `simrl.speculation.drafter_training`).
 
 Invariant: a worker trains only while it has nothing to serve and nothing else needs its GPUs, so
-training delays nothing. Policy weights of version v always come with the drafter that was saved
+training delays no rollout. (The copy of hidden states to the host prolongs the inference phase of
+the steps before one that trains.) Policy weights of version v always come with the drafter that was saved
 when v was made, on every worker and at any time: a drafter never changes within a rollout, and the
 training of one rollout is first used in the next (as in the public code, which pushes the drafter's
 weights into the engines after the policy's).
@@ -23,6 +24,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
+from simrl.profile.hardware import Gpu
 from simrl.runtime.recorder import Recorder
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.draft_times import pace_of
@@ -34,6 +38,7 @@ from simrl.speculation.drafter_training import (
     WorkerState,
 )
 from simrl.speculation.plan import DraftPlan
+from simrl.training.weight_sync import copied_bytes_per_s
 
 KIND = "train_drafter"  # of its spans
 
@@ -93,6 +98,10 @@ class SpotTrainer:
         self._before: list[int] = []  # … and of the step before
         self._pool: list[int] | None = None  # tokens of the buffered responses; None: to be made
         self._longest = 0  # tokens of a response that the session has trained on
+        # Of all iterations: tokens of their responses, and with padding to the longest
+        self._packed_tokens, self._padded_tokens = 0, 0
+        self._collected_s = 0.0  # during which the trainer copied hidden states to its hosts
+        self._buffered = 0  # most tokens in the buffer
         self._look(0.0)
 
     def serves(self, worker: int, now_s: float) -> None:
@@ -133,6 +142,19 @@ class SpotTrainer:
         self._count(now_s)
         self._finished.append(tokens)
         self._pool = None
+        self._buffered = max(self._buffered, sum(self._finished) + sum(self._before))
+
+    def collect_s(self, tokens: int, ranks: int, gpu: Gpu, gpus: int) -> float:
+        """Return the seconds in which the trainer's `gpus` copy the hidden states of a batch to
+        their hosts, after its log-probs and before its update: 0 unless the next rollout trains.
+        Each GPU of a data-parallel rank copies all its rank's tokens, as the public code does."""
+        step, p = len(self.behind), self._parameters
+        if step < self._first_version or step % p.every_updates or not p.data_buffer:
+            return 0.0
+        copied_bytes = tokens * self._pace.buffered_bytes / ranks
+        seconds = copied_bytes / copied_bytes_per_s(gpu, gpus, "pageable")
+        self._collected_s += seconds
+        return seconds
 
     def _look(self, now_s: float) -> None:
         """Begin the rollout if a worker has something to serve; end it if none has."""
@@ -154,7 +176,14 @@ class SpotTrainer:
     def facts(self, now_s: float) -> dict[str, Any]:
         """End the simulation. Return what the metadata of a result say of the training."""
         self.stop(now_s)
-        figures = {"iterations": self.iterations, "saving_s": self.saving_s}
+        figures = {
+            "iterations": self.iterations,
+            "saving_s": self.saving_s,
+            "packed_tokens": self._packed_tokens,
+            "padded_tokens": self._padded_tokens,
+            "buffer_bytes": self._buffered * self._pace.buffered_bytes,
+            "collecting_s": self._collected_s,
+        }
         return {"drafter_updates_behind": self.behind, "drafter_training": figures}
 
     def _take(self, worker: int, now_s: float) -> None:
@@ -169,7 +198,8 @@ class SpotTrainer:
     def _start(self, started: Sequence[int], now_s: float) -> None:
         if started and not self._since_s:
             self._drafter = self._drafter.session_started()
-            self._counted_s, self._over_s = now_s + self._parameters.activation_s, math.inf
+            self._counted_s = now_s + self._pace.activation_s(self._parameters)
+            self._over_s = math.inf
             self._stored.clear()
             self._stored_s, self._longest = 0.0, 0
         self._since_s.update(dict.fromkeys(started, now_s))
@@ -196,6 +226,8 @@ class SpotTrainer:
                 break
             self._drafter = self._drafter.iterated(workers, p)
             self._counted_s, self._longest = ends_s, max([self._longest, *batch])
+            self._packed_tokens += sum(batch)
+            self._padded_tokens += len(batch) * max(batch, default=0)
             self.iterations += 1
             if self._drafter.iterations % p.save_every_iterations == 0:
                 self._save()
@@ -214,14 +246,17 @@ class SpotTrainer:
         self._counted_s = starts_s + waits_s
 
     def _batch(self) -> list[int]:
-        """Return the tokens of each response of the next iteration, taken from the buffer in
-        turn."""
+        """Return the tokens of each response of the next iteration: a random sample of the buffer, as
+        in the public code (eagle_background_trainer.py)."""
         if self._pool is None:
             longest, earlier = (
                 max(self._finished, default=0),
                 self._before if self._parameters.data_buffer else [],
             )
-            self._pool = sorted((n for n in earlier if n > longest), reverse=True) + self._finished
-        number, pool = self._parameters.batch_sequences, self._pool
-        first = self._drafter.iterations * number
-        return [pool[(first + i) % len(pool)] for i in range(min(number, len(pool)))]
+            self._pool = [n for n in earlier if n > longest] + self._finished
+        pool, draws = (
+            self._pool,
+            np.random.default_rng([len(self.behind), self._drafter.iterations]),
+        )
+        number = min(self._parameters.batch_sequences, len(pool))
+        return [pool[i] for i in draws.choice(len(pool), number, replace=False)] if pool else []

@@ -74,7 +74,7 @@ def inputs(metadata: Facts) -> list[Input]:
     """Return the inputs of one run."""
     return [
         Input(*entry)
-        for part in (_run, _times, _speculation, _happened, _parameters)
+        for part in (_run, _times, _speculation, _drafter, _happened, _parameters)
         for entry in part(metadata)
     ]
 
@@ -175,6 +175,24 @@ def _speculation(metadata: Facts) -> Entries:
             acceptance = {"kind": "measured", "source": acceptance}
         yield "acceptance of drafts", method, str(acceptance["kind"]), str(acceptance["source"])
         yield "times of drafting", method, str(times["kind"]), str(times["source"])
+
+
+def _drafter(metadata: Facts) -> Entries:
+    """Yield the memory of draft strategies beside their graphs, and how the drafter was trained."""
+    facts = metadata.get("speculation") or {}
+    if tokens := facts.get("most_verified_tokens"):
+        size = f"{facts['verification_bytes'] / 1e9:.3g} GB beyond a plain pass"
+        yield "memory of verification", size, "derived", f"up to {tokens:,} tokens in a pass"
+    if trained := metadata.get("drafter_training"):
+        value = f"{trained['iterations']} iterations, {trained['packed_tokens']:,} tokens"
+        yield (
+            "training of the drafter",
+            value,
+            "derived",
+            f"padded to the longest of a batch: {trained['padded_tokens']:,}; up to "
+            f"{trained['buffer_bytes'] / 1e9:.3g} GB of hidden states on the hosts, copied there in "
+            f"{trained['collecting_s']:.2g} s of the inference phases",
+        )
 
 
 def _happened(metadata: Facts) -> Entries:
@@ -335,6 +353,10 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
             )
             lines.append(f"Offload: {training['offload']} ({source}): {offload}")
         lines += [f"{part}: {_drafts(facts)}" for part, facts in _drafters(metadata)]
+        lines += [
+            f"{name.capitalize()}: {value} ({source})"
+            for name, value, _, source in _drafter(metadata)
+        ]
         lines += [
             f"Phases: {phase} {training[f'{phase}_s']:g} s every {training[f'{phase}_every']} updates"
             for phase in ("evaluate", "checkpoint")

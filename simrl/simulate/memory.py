@@ -89,6 +89,7 @@ def engine_limits(
         ),
         "weights of drafters": sum(plan.weight_bytes for plan in drafters),
         "CUDA graphs of draft strategies": sum(plan.graph_bytes for plan in drafters),
+        "logits of the largest verification": sum(plan.verification_bytes for plan in drafters),
         "reserve_bytes (activations, CUDA graphs of plain decoding, buffers)": engine.reserve_bytes,
     }
     if sglang and model.linear_layers:
@@ -238,9 +239,12 @@ def _kv_blocks(
             if groups.state
             else "nothing is left for the KV cache"
         )
+        fewer = "a smaller engine.max_num_seqs, " * (
+            parts["logits of the largest verification"] > 0
+        )
         raise InputError(
             f"{model.name} at tp {tp} needs {sum(parts.values()) / GIB:.0f} GiB a GPU ({_named(parts)}); "
-            f"{gpu.memory_words(engine.gpu_memory_utilization)}: {nothing}; use a larger tp or another GPU",
+            f"{gpu.memory_words(engine.gpu_memory_utilization)}: {nothing}; use {fewer}a larger tp or another GPU",
             cause="memory of a worker",
         )
     return blocks

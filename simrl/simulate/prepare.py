@@ -43,7 +43,7 @@ from simrl.simulate.training_checks import (
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.draft_times import mtp_shape
 from simrl.speculation.methods import MTP
-from simrl.speculation.plan import DraftPlan, plan_drafting
+from simrl.speculation.plan import DraftPlan, plan_drafting, with_verification
 from simrl.speculation.tail_plan import TailPlan, plan_tail
 from simrl.systems.recipes import make_system
 from simrl.systems.system import System
@@ -317,6 +317,9 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     )
     method, rule, measured = system.speculation, system.best_of_n, scenario.speculation
     drafts = plan_drafting(method, measured, deployment, pool) if method else None
+    if drafts is not None:
+        most = engine.max_num_seqs, engine.max_num_batched_tokens
+        drafts = with_verification(drafts, deployment, *most)
     tail = plan_tail(rule, drafts, measured, deployment, cluster.gpus) if rule else None
     workers, train_gpus = split_gpus(
         cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system

@@ -7,10 +7,18 @@ batch, the fewer tokens are verified (TLT, Table 2).
 
 Within a group, an ε-greedy bandit: now and then a strategy at random, else the one whose rewards
 have the largest median over a sliding window. The reward of a pass is its tokens per second. An arm
-without a reward is worth more than any other, so such arms go first; of equals, the one that was
-given first. Where the paper is silent, this follows the code (fastrl).
+without a reward is worth more than any other, so such arms go first.
 
-`choose` before a pass, `observe` after it, compiled; `tests/references/bandit.py` is the rule,
+The paper and its public code (fastrl@bce3df7, eagle_mab.py and eagle_worker.py) differ, and
+`BegMab.rule` names whose rule holds:
+
+                    paper                       code
+    a window        of an arm                   of an arm at a group of batch sizes (`SIZES`)
+    accept length   of the pass                 median over all windows of the arm, taken anew in a
+                                                tenth of the passes; 0 for the arm's first pass
+    of equal arms   the one given first         the first by name, "10_8_64" before "8_4_16"
+
+`choose` before a pass, `observe` after it, compiled; `tests/references/bandit.py` has both rules,
 readable. A draw belongs to (key, number of draws before), so equal runs choose equally. An arm is
 the index of a strategy as they were given. An arm that is alone in its group is chosen without
 being compared, so its rewards are not kept.
@@ -30,26 +38,34 @@ from simrl.speculation.matching import Floats, Ints
 # Rows of `counts`, one column a window of rewards: their number, and the place of the oldest in a
 # full one. The first entry of the last column is the number of draws so far.
 _SIZE, _OLDEST = range(2)
+# The smallest batch of each group of batch sizes that has windows of its own, in the code.
+SIZES = (*range(1, 32), *range(32, 128, 8), *range(128, 257, 32))
+RENEWED = 0.1  # probability with which a pass takes the median of accept lengths anew, in the code
 
 
 class BanditRule(NamedTuple):
     """The parameters. `group_first[g] … group_first[g + 1]` are the places in `group_arms` of the
-    arms for batches from `thresholds[g]` on, in the order in which they were given.
-    `window_of[arm]` is an arm's window of rewards, -1 for an arm that needs none."""
+    arms for batches from `thresholds[g]` on, the first of equals first. `window_of[arm, i]` is an
+    arm's window of rewards for batches from `sizes[i]` on, -1 for an arm that needs none. `median`:
+    rewards are of the arm's median accept length."""
 
     epsilon: float
     thresholds: Ints
     group_first: Ints
     group_arms: Ints
+    sizes: Ints
     window_of: Ints
+    median: bool
 
 
 class BanditState(NamedTuple):
-    """The latest rewards of each window in the order they came (a ring) and by size; shape
-    (windows, window)."""
+    """The latest rewards of each window in the order they came (a ring) and by size, and the accept
+    lengths of these passes; shape (windows, window). `medians`: of each arm's accept lengths."""
 
     arrived: Floats
     ordered: Floats
+    accepted: Floats
+    medians: Floats
     counts: Ints
 
 
@@ -62,27 +78,39 @@ def bandit_rule(parameters: BegMab) -> BanditRule:
         [i for i, s in enumerate(parameters.strategies) if s.tokens_to_verify == number]
         for number in numbers
     ]
-    window_of = np.full(len(parameters.strategies), -1, dtype=np.int64)
-    compared = [arm for group in groups if len(group) > 1 for arm in group]
-    window_of[compared] = np.arange(len(compared))
+    code = parameters.rule == "code"
+    sizes = np.array(SIZES if code else (1,), dtype=np.int64)
     thresholds = np.array(parameters.batch_thresholds, dtype=np.int64)
+    window_of = np.full((len(parameters.strategies), sizes.size), -1, dtype=np.int64)
+    firsts = np.searchsorted(sizes, thresholds, side="right") - 1
+    lasts = [*(np.searchsorted(sizes, thresholds[1:] - 1, side="right") - 1), sizes.size - 1]
+    windows = 0
+    for group, first, last in zip(groups, firsts, lasts, strict=True):
+        if code:
+            group.sort(key=lambda arm: "_".join(map(str, parameters.strategies[arm])))
+        for arm in group if len(group) > 1 else ():
+            # A batch may have shrunk out of its bucket when its pass is over.
+            window_of[arm] = windows + np.clip(np.arange(sizes.size), first, last) - first
+            windows += last - first + 1
     group_arms = np.array([arm for group in groups for arm in group], dtype=np.int64)
     group_first = np.cumsum([0, *map(len, groups)], dtype=np.int64)
-    return BanditRule(parameters.epsilon, thresholds, group_first, group_arms, window_of)
+    return BanditRule(
+        parameters.epsilon, thresholds, group_first, group_arms, sizes, window_of, code
+    )
 
 
 def bandit_state(rule: BanditRule, window: int) -> BanditState:
     """Return the state with nothing learnt and nothing drawn; `window` is `BegMab.window`."""
-    windows = int((rule.window_of >= 0).sum())
-    rewards = np.zeros((windows, window))
-    return BanditState(rewards, rewards.copy(), np.zeros((2, windows + 1), dtype=np.int64))
+    windows = int(rule.window_of.max()) + 1
+    rewards, medians = np.zeros((windows, window)), np.zeros(len(rule.window_of))
+    accepted = np.zeros((windows * rule.median, window))
+    counts = np.zeros((2, windows + 1), dtype=np.int64)
+    return BanditState(rewards, rewards.copy(), accepted, medians, counts)
 
 
 def bandit_states(rule: BanditRule, window: int, rows: int) -> BanditState:
     """Return `bandit_state` for each of some engines: arrays with a leading axis of `rows`."""
-    one = bandit_state(rule, window)
-    rewards = np.stack([one.arrived] * rows)
-    return BanditState(rewards, rewards.copy(), np.stack([one.counts] * rows))
+    return BanditState._make(np.stack([array] * rows) for array in bandit_state(rule, window))
 
 
 @kernel
@@ -99,17 +127,17 @@ def choose(rule: BanditRule, state: BanditState, key: int, batch: int) -> int:
         return rule.group_arms[first + min(int(_draw(state, key) * arms), arms - 1)]
     best, largest = -1, -1.0
     for arm in rule.group_arms[first : first + arms]:
-        reward = value(rule, state, arm)
+        reward = value(rule, state, arm, batch)
         if reward > largest:
             best, largest = arm, reward
     return best
 
 
 @kernel
-def value(rule: BanditRule, state: BanditState, arm: int) -> float:
-    """Return the median of the arm's recent rewards, tokens per second; infinity while there is
-    none."""
-    window = rule.window_of[arm]
+def value(rule: BanditRule, state: BanditState, arm: int, batch: int) -> float:
+    """Return the median of the arm's recent rewards at a batch, tokens per second; infinity while
+    there is none."""
+    window = _window(rule, arm, batch)
     size = state.counts[_SIZE, window] if window >= 0 else 0
     if size == 0:
         return np.inf
@@ -118,15 +146,25 @@ def value(rule: BanditRule, state: BanditState, arm: int) -> float:
 
 @kernel
 def observe(
-    rule: BanditRule, state: BanditState, arm: int, accept_length: float, batch: int, step_s: float
+    rule: BanditRule,
+    state: BanditState,
+    key: int,
+    arm: int,
+    accept_length: float,
+    batch: int,
+    step_s: float,
 ) -> None:
     """Add the reward of a pass: `accept_length` tokens a sequence (with the bonus token, so at
-    least 1), mean over the `batch` sequences, in `step_s` seconds of drafting and verifying. (The
-    code takes the strategy's median accept_length so far.)"""
-    window = rule.window_of[arm]
+    least 1), mean over the `batch` sequences, in `step_s` seconds of drafting and verifying. With
+    the code's rule, advance the draws of `state`."""
+    window, tokens = _window(rule, arm, batch), accept_length
     if window < 0:
         return
-    reward = accept_length * batch / step_s
+    if rule.median:
+        if _draw(state, key) < RENEWED or state.medians[arm] == 0.0:
+            state.medians[arm] = _median_accepted(rule, state, arm)
+        tokens = state.medians[arm]
+    reward = tokens * batch / step_s
     ordered, most = state.ordered[window], state.ordered.shape[1]
     size = state.counts[_SIZE, window]
     if size == most:
@@ -140,12 +178,31 @@ def observe(
     else:
         at = size
     state.arrived[window, at] = reward
+    if rule.median:
+        state.accepted[window, at] = accept_length
     i = size
     while i > 0 and ordered[i - 1] > reward:
         ordered[i] = ordered[i - 1]
         i -= 1
     ordered[i] = reward
     state.counts[_SIZE, window] = size + 1
+
+
+@part
+def _window(rule: BanditRule, arm: int, batch: int) -> int:
+    return rule.window_of[arm, np.searchsorted(rule.sizes, batch, side="right") - 1]
+
+
+@part
+def _median_accepted(rule: BanditRule, state: BanditState, arm: int) -> float:
+    """Return the median over all windows of an arm; 0 while it has no pass."""
+    first, end = rule.window_of[arm, 0], rule.window_of[arm, -1] + 1
+    lengths, n = np.zeros(state.counts[_SIZE, first:end].sum()), 0
+    for window in range(first, end):
+        for i in range(state.counts[_SIZE, window]):
+            lengths[n] = state.accepted[window, i]
+            n += 1
+    return np.median(lengths) if n > 0 else 0.0
 
 
 @part

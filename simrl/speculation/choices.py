@@ -92,6 +92,18 @@ class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         le=1_000_000,
         description="rewards of an arm that count, the latest (code)",
     )
+    rule: Literal["code", "paper"] = Field(
+        default="code",
+        description="code: an arm has a window for each group of batch sizes, and its median accept "
+        "length counts; paper: one window, and the accept length of the pass",
+    )
+
+    def most_tokens(self, sequences: int) -> int:
+        """Return the most tokens that a pass over 1 to `sequences` verifies."""
+        numbers = sorted({strategy.tokens_to_verify for strategy in self.strategies}, reverse=True)
+        last = [first - 1 for first in self.batch_thresholds[1:]] + [sequences]
+        buckets = zip(numbers, self.batch_thresholds, last, strict=True)
+        return max(n * min(end, sequences) for n, first, end in buckets if first <= sequences)
 
     @model_validator(mode="after")
     def _every_bucket_has_its_group(self) -> BegMab:

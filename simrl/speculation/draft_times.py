@@ -32,6 +32,7 @@ from simrl.speculation.choices import Capture, Strategy
 from simrl.speculation.drafter_training import Pace
 from simrl.speculation.matching import Floats
 from simrl.training.operations import COLLECTIVE_S
+from simrl.training.weight_sync import FULL_BYTES, copied_bytes_per_s
 
 Kind = Literal["measured", "derived", "assumed"]
 
@@ -48,7 +49,10 @@ COMPUTE_EFFICIENCY, MEMORY_EFFICIENCY = 0.7, 0.8  # of the data sheet's rates
 # arctic-inference 0.3.0 over a store of 1 M tokens: 12 µs to propose, median.)
 TEXT_REQUEST_S = 5e-6
 WEIGHT_BYTES = 2  # bfloat16
-TOKEN_BYTES = 4  # of a token's number in a message
+MESSAGE_TOKEN_BYTES = 4  # of a token's number in a message between drafter and verifier
+# Of a checkpoint, by trained parameter: weight and Adam's moments in float32; of a buffered token
+# beside its hidden state: id and loss mask.
+STORED_BYTES, TOKEN_BYTES = 12, 12
 MOST_SEQUENCES = 1024
 PREFILLED_TOKENS = 4096  # of a profiled pass that computes nothing else
 
@@ -255,17 +259,29 @@ def quantising_s(times: DraftTimes, precision: str, gpu: Gpu) -> float:
 
 
 def pace_of(target: ModelShape, gpu: Gpu, tp: int, efficiency: float) -> Pace:
-    """Return the pace of an EAGLE-type drafter's training on workers of `tp` GPUs: forward and
-    backward through its layer and projection, and through the frozen output head without the
-    gradient of its weights. Attention over the sequence is left out.
-    """
-    shape = eagle_shape(target)
-    trained, head = (
-        shape.layer_parameters + 2 * shape.hidden * shape.hidden,
-        shape.vocab * shape.hidden,
+    """Return the pace of an EAGLE-type drafter's training on workers of `tp` GPUs.
+
+    Forward and backward through its layer, its projection and causal attention over each response;
+    through the frozen output head without the gradient of its weights; and the head once more, for
+    the target's probabilities (the cross-entropy of EAGLE, §4.1). A token has its hidden state in
+    bfloat16, its id and its loss mask in the buffer, which is pageable memory. A checkpoint has the
+    weights and both moments of Adam in float32, copied once by all GPUs of the worker, to memory
+    that is not pinned (fastrl@bce3df7: fsdp_workers.py, eagle_background_trainer.py)."""
+    shape, width = eagle_shape(target), 2.0 * target.hidden
+    trained, head = shape.layer_parameters + width * shape.hidden, shape.vocab * shape.hidden
+    flops_per_s = tp * efficiency * gpu.bf16_flops
+    # The node's GPUs all read the buffer; a checkpoint is of one worker.
+    loaded = tp * copied_bytes_per_s(gpu, gpu.gpus_per_node, "pageable")
+    copied = tp * copied_bytes_per_s(gpu, tp, "pageable")
+    return Pace(
+        token_s=(6.0 * trained + 6.0 * head) / flops_per_s,
+        pair_s=6.0 * shape.heads * shape.head_dim / flops_per_s,
+        states_s=width / loaded,
+        buffered_bytes=width + TOKEN_BYTES,
+        trained_bytes=STORED_BYTES * trained,
+        frozen_bytes=FULL_BYTES * 2 * head,
+        host_bytes_per_s=copied,
     )
-    token_s = (6.0 * trained + 4.0 * head) / (tp * efficiency * gpu.bf16_flops)
-    return Pace(token_s, WEIGHT_BYTES * trained, WEIGHT_BYTES * 2 * head, gpu.host_bytes_per_s)
 
 
 def profiled_drafts(
@@ -297,7 +313,7 @@ def with_messages(times: DraftTimes, gpu: Gpu) -> DraftTimes:
     `COLLECTIVE_S`, what two GPUs need for a small one, and its bytes the network's share of a GPU,
     as workers of a drafter and a verifier need not fill nodes. The drafter waits for both; in a
     window they are one after the other."""
-    token_s = TOKEN_BYTES * times.sequences / gpu.network_bytes_per_s
+    token_s = MESSAGE_TOKEN_BYTES * times.sequences / gpu.network_bytes_per_s
     round_s = times.round_s + 2 * COLLECTIVE_S + 2 * token_s
     return replace(times, round_s=round_s, step_s=times.step_s + token_s)
 
@@ -353,3 +369,18 @@ def graph_bytes(
         drafters, targets = sorted(set(drafters)), 1
     layers = targets * target.layers + drafter_layers * sum(depth + 1 for depth, _ in drafters)
     return FIXED_BYTES + bytes_per_layer * layers
+
+
+def pass_bytes(target: ModelShape, tp: int, tokens: int, positions: int) -> float:
+    """Return the bytes that a pass over `tokens` holds on each GPU at its peak, beside weights and
+    KV cache: the activations of a layer (residual, its norm, the output of the MLP, and the widths
+    within it), or, if they are more, the logits of `positions` with their hidden states.
+
+    Each GPU gathers the logits of the whole vocabulary, and holds three arrays of them in float32
+    when it verifies: logits, probabilities, and the scratch of the sampling kernel (SGLang in
+    fastrl@bce3df7, logits_processor.py and eagle_info.py)."""
+    routed = target.experts_per_token * target.moe_intermediate + target.shared_intermediate
+    width = max(target.intermediate, routed)
+    layer_bytes = WEIGHT_BYTES * (3 * target.hidden + target.mlp_matrices * width / tp)
+    logit_bytes = 3 * 4 * target.vocab + WEIGHT_BYTES * target.hidden
+    return max(tokens * layer_bytes, float(positions * logit_bytes))

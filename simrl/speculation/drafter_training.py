@@ -10,10 +10,16 @@ a checkpoint take, `DrafterStaleness` how far the policy has moved since the dra
 policy updates: an update adds one, training reduces it, in the shape of the paper's Fig. 15 (a dip
 at each update, recovered within a few iterations). `ModelAcceptance.drift` turns it into hardness.
 
-An iteration takes a batch from the buffer: the responses that have finished in this rollout, and
-with `data_buffer`, first, the longer responses of the rollout before (one-step offset sampling).
+An iteration takes a random batch from the buffer: of the responses that have finished in this
+rollout, and with `data_buffer`, of the longer ones of the rollout before (one-step offset
+sampling; the public code takes all of both).
 The workers of a session share it. Without the buffer, a drafter learns nothing of responses longer
 than those finished by then.
+
+The buffer has the hidden states of the target's last layer in host memory. Those of a step before
+one that trains are copied there in the inference phase (§4.1), by each GPU that computes log-probs,
+before the update; an iteration copies the states of its tokens back. The engine hands out the
+states of the responses of a rollout that trains, as the public code has it.
 """
 
 from __future__ import annotations
@@ -47,10 +53,10 @@ class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         ge=1,
         description="steps from one rollout with training to the next (paper §6.4 and code)",
     )
-    activation_s: float = Field(
-        default=0.0,
+    activation_s: float | None = Field(
+        default=None,
         ge=0,
-        description="before the first iteration; the code allows 30 s, the paper states no time",
+        description="before the first iteration; null: weights and Adam's moments come from host memory",
     )
     iteration_s: float | None = Field(
         default=None,
@@ -62,11 +68,16 @@ class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         default=True,
         description="concatenate the responses of a batch (§4.2); false: pad them to its longest",
     )
+    window_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="last tokens of a response that an iteration trains on; null: all (paper); the code has 512",
+    )
     efficiency: float = Field(
         default=0.4,
         gt=0,
         le=1,
-        description="share of the GPUs' bf16 rate that training reaches (assumed)",
+        description="MFU: share of the GPUs' bf16 rate that training reaches (assumed)",
     )
     data_buffer: bool = Field(
         default=True,
@@ -211,23 +222,34 @@ class DrafterStaleness:
 
 @dataclass(frozen=True)
 class Pace:
-    """The speed of training: seconds a token of one worker, bytes of the drafter's weights, and the
-    rate at which a GPU copies to its host."""
+    """The speed of training: seconds of one worker for a token, for each pair of a token and the
+    length of its response (attention), and to copy the hidden states of a token back from the host;
+    bytes of a token in the buffer, of a checkpoint's trained and frozen part, and the rate at which
+    a node copies a checkpoint to host memory."""
 
     token_s: float = 0.0
+    pair_s: float = 0.0
+    states_s: float = 0.0
+    buffered_bytes: float = 0.0
     trained_bytes: float = 0.0
     frozen_bytes: float = 0.0
     host_bytes_per_s: float = math.inf
 
     def iteration_s(self, tokens: Sequence[int], workers: int, parameters: SpotTraining) -> float:
-        """Return the seconds of an iteration over responses of these lengths."""
-        if parameters.iteration_s is not None:
-            return parameters.iteration_s
-        return (
-            (sum(tokens) if parameters.packing else len(tokens) * max(tokens))
-            * self.token_s
-            / workers
-        )
+        """Return the seconds of an iteration over responses of these lengths: packed, or padded to
+        the longest, which computes padding like tokens."""
+        p = parameters
+        if p.iteration_s is not None:
+            return p.iteration_s
+        lengths = [min(n, p.window_tokens or n) for n in tokens]
+        computed = lengths if p.packing else [max(lengths)] * len(lengths)
+        seconds = sum(n * (self.token_s + n * self.pair_s) for n in computed)
+        return (seconds + sum(lengths) * self.states_s) / workers
+
+    def activation_s(self, parameters: SpotTraining) -> float:
+        """Return the seconds before the first iteration of a session."""
+        copied_s = (self.trained_bytes + self.frozen_bytes) / self.host_bytes_per_s
+        return copied_s if parameters.activation_s is None else parameters.activation_s
 
     def save_s(self, parameters: SpotTraining) -> tuple[float, float]:
         """Return the seconds for which training waits for a checkpoint, and the seconds until it is

@@ -323,6 +323,7 @@ def tlt(
     threshold: Annotated[int, Field(ge=1, le=100_000)] = 32,
     patience: Annotated[int, Field(ge=1, le=100_000)] = 10,
     bandit: bool = True,
+    bandit_rule: Literal["code", "paper"] = "code",
     bucketed_graphs: bool = True,
     epsilon: Annotated[float, Field(ge=0, le=1)] = 0.1,
     round_s: Annotated[float, Field(ge=0, le=1)] = 2e-3,
@@ -337,21 +338,24 @@ def tlt(
     A worker starts to speculate after `patience` consecutive decode passes with at most `threshold` running requests, and
     prefills the drafter for all running requests first. BEG-MAB chooses depth, top-k and tokens to verify by batch size
     (`bandit`; without it, always 8 levels and 48 tokens), among the trees of Table 2's sizes or the given `strategies` (of
-    four sizes; the public scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). A round of drafting takes `round_s`
-    (assumed) in addition to the drafter's kernels, and `level_s` per level of the tree: host time and tree building.
-    Workers without samples train the drafter until the rollout ends (`adaptive`), in every 10th step. An iteration takes packed
+    four sizes; the public scripts have [[8, 4, 48], [8, 4, 32], [8, 4, 16], [8, 4, 8]]). By the code's `bandit_rule` a tree
+    has a window of rewards at each group of batch sizes, by the paper's a single one. A round of drafting takes `round_s`
+    (assumed) in addition to the drafter's kernels, and `level_s` per level of the tree: host time and tree building. Workers
+    without samples train the drafter until the rollout ends (`adaptive`), in every 10th step. An iteration takes packed
     responses from the buffer: those finished by then, and longer ones of the step before. Its time follows from their tokens,
     the drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this and the rest (every_updates,
-    packing, data_buffer, asynchronous_saves, recovery_iterations, idle_workers, join …). Saved drafter weights arrive with the
-    next policy weights, whose load their bytes prolong; an untrained drafter falls behind the policy. The drafter also computes
-    what its target prefills from the moment it starts. Before policy version `drafter_from_update` there is no learned drafter
-    (0: it was trained before the run, as in the paper): a worker then drafts from the group's other responses (method
-    siblings). It also does so where siblings are predicted to be faster (`model_free_if_slower`), in tokens per second of one
-    response of typical length: from the profile, the drafting times, the drifted acceptance of the learned drafter, and the
-    scenario's run model of siblings (speculation.runs), as if whole groups were at a worker. The CUDA graphs of all strategies,
-    captured in buckets or not, take memory of the KV cache.
-    Not modelled: the drafter's optimizer states on the GPUs that train it, and their way to the host; the cost of its training
-    data in the inference phase.
+    packing, data_buffer, asynchronous_saves, recovery_iterations, idle_workers, join …). The buffer keeps hidden states in
+    host memory: those of a step are copied there after its log-probs where the next rollout trains. Saved drafter weights
+    arrive with the next policy weights, whose load their bytes prolong; an untrained drafter falls behind the policy. The
+    drafter also computes what its target prefills from the moment it starts. Before policy version `drafter_from_update`
+    there is no learned drafter (0: it was trained before the run, as in the paper): a worker then drafts from the group's
+    other responses (method siblings). It also does so where siblings are predicted to be faster (`model_free_if_slower`), in
+    tokens per second of one response of typical length: from the profile, the drafting times, the drifted acceptance of the
+    learned drafter, and the scenario's run model of siblings (speculation.runs), as if whole groups were at a worker. The
+    CUDA graphs of all strategies, captured in buckets or not, take memory of the KV cache, and so do the logits of the
+    largest verification that threshold and buckets allow, as far as they exceed a plain pass of max_num_seqs.
+    Not modelled: memory of the training on idle workers, and its way back to the host when it stops; copies of hidden states
+    by the engine in rollouts that train; cache slots of a tree while it is drafted.
     """
     training = training or SpotTraining()
     strategies = (strategies or TLT_STRATEGIES) if bandit else TLT_STRATEGIES[2:3]
@@ -363,7 +367,12 @@ def tlt(
         Fixed(tokens=8),
         Elastic(threshold=threshold, patience=patience),
         EAGLE,
-        strategies=BegMab(strategies=strategies, batch_thresholds=thresholds, epsilon=epsilon),
+        strategies=BegMab(
+            strategies=strategies,
+            batch_thresholds=thresholds,
+            epsilon=epsilon,
+            rule=bandit_rule,
+        ),
         training=training.model_copy(update={"adaptive": adaptive and training.adaptive}),
         model_free=ModelFree(drafter_from_update, model_free_if_slower),
         round_s=round_s,

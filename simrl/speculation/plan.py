@@ -39,6 +39,7 @@ from simrl.speculation.draft_times import (
     graph_bytes,
     model_drafts,
     own_drafts,
+    pass_bytes,
     profiled_drafts,
     quantising_s,
     text_drafts,
@@ -78,8 +79,8 @@ _READS_TOKENS = {
 @dataclass(frozen=True)
 class DraftPlan:
     """A method of speculation on a deployment. Bytes are per GPU of a worker: the drafter's
-    weights, its KV cache, the CUDA graphs of its strategies. `facts` go into the result: what was
-    measured and what assumed."""
+    weights, its KV cache, the CUDA graphs of its strategies, and what the largest verification
+    takes beyond a plain pass. `facts` go into the result: what was measured and what assumed."""
 
     speculation: Speculation
     inputs: SpeculationInputs
@@ -88,6 +89,7 @@ class DraftPlan:
     kv_bytes_per_token: float
     facts: dict[str, Any]
     graph_bytes: float = 0.0
+    verification_bytes: float = 0.0
     acceptance: ModelAcceptance | None = None  # of a model drafter
     decoupled: DecoupledPlan | None = None
     tree_times: tuple[DraftTimes, ...] = ()  # by strategy
@@ -315,6 +317,26 @@ def _plan_model(
         facts["plan"]["renewal_rate"] = decoupled.renewal
         plan = replace(plan, decoupled=decoupled, weight_bytes=0.0, kv_bytes_per_token=0.0)
     return plan
+
+
+def with_verification(
+    plan: DraftPlan, deployment: Deployment, most_sequences: int, most_tokens: int
+) -> DraftPlan:
+    """Return the plan with the memory of its largest verification, for an engine that runs up to
+    `most_sequences` and computes up to `most_tokens` in a pass, whose reserve covers plain passes.
+
+    TLT §5.1: in large batches, static strategies run out of memory. An engine allocates its KV
+    cache once, so the cache is smaller by the largest verification that the gate and the buckets
+    allow. Methods that capture no graphs of strategies verify within the reserve."""
+    trees, gate = plan.speculation.strategies, plan.speculation.gate
+    if plan.speculation.graphs is None or trees is None:
+        return plan
+    most = min(gate.threshold, most_sequences) if isinstance(gate, Elastic) else most_sequences
+    verified, shape, tp = trees.most_tokens(most), deployment.model, deployment.tp
+    plain_bytes = pass_bytes(shape, tp, most_tokens, most_sequences)
+    more_bytes = max(pass_bytes(shape, tp, verified, verified) - plain_bytes, 0.0)
+    facts = plan.facts | {"most_verified_tokens": verified, "verification_bytes": more_bytes}
+    return replace(plan, verification_bytes=more_bytes, facts=facts)
 
 
 def _model_times(

@@ -118,6 +118,7 @@ def specactor(
 def tlt(
     adaptive: bool = True,
     bandit: bool = True,
+    bandit_rule: Literal["code", "paper"] = "code",
     bucketed_graphs: bool = True,
     threshold: Count = 32,
     train_every: Count = 10,
@@ -129,10 +130,11 @@ def tlt(
 ) -> System:
     """verl colocated with an EAGLE-type drafter for the tail of the rollout, trained on idle workers; on-policy.
 
-    As verl_colocated 0.4, with the method tlt: a worker decodes with draft trees once at most `threshold` of its responses are
-    running; BEG-MAB chooses the trees (`bandit`); idle workers train the drafter (`adaptive`), in every `train_every`th step,
-    on packed responses (`packing`), long ones of the step before among them (`data_buffer`). Every `save_every_iterations` it
-    is saved, in the background (`asynchronous_saves`), without its frozen layers (`selective_saves`).
+    As verl_colocated 0.4, with the method tlt: a worker decodes with draft trees once at most `threshold` of its responses
+    are running; BEG-MAB chooses the trees (`bandit`), by the windows of its public code or of the paper (`bandit_rule`); idle
+    workers train the drafter (`adaptive`), in every `train_every`th step, on packed responses (`packing`), long ones of the
+    step before among them (`data_buffer`). Every `save_every_iterations` it is saved, in the background
+    (`asynchronous_saves`), without its frozen layers (`selective_saves`).
     Not modelled: as verl_colocated, and the method tlt.
     """
     return in_turns(
@@ -140,6 +142,7 @@ def tlt(
         speculation=tlt_drafting(
             adaptive=adaptive,
             bandit=bandit,
+            bandit_rule=bandit_rule,
             bucketed_graphs=bucketed_graphs,
             threshold=threshold,
             training=SpotTraining(

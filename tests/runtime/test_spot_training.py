@@ -23,7 +23,12 @@ NEVER = {
     "threshold": 1,
     "patience": 100_000,
 }  # its elastic gate: no drafts, so that times can be counted
-EVERY_STEP = {"every_updates": 1, "iteration_s": 1.0, "recovery_iterations": 3.0}
+EVERY_STEP = {
+    "every_updates": 1,
+    "activation_s": 0.0,
+    "iteration_s": 1.0,
+    "recovery_iterations": 3.0,
+}
 UNEVEN = trace(
     [[[(4, 8)], [(4, 20)]]]
 )  # worker 0 has nothing from second 8 on, worker 1 from second 20 on
@@ -101,7 +106,9 @@ def test_what_was_not_saved_when_training_stops_is_lost():
 
 
 def test_training_delays_nothing_and_takes_idle_time_only():
-    trained, static = idling({}, steps=4), idling({}, steps=4, adaptive=False)
+    trained, static = (
+        idling({"data_buffer": False}, steps=4, adaptive=adaptive) for adaptive in (True, False)
+    )
     assert trained.steps.equals(static.steps) and trained.segments.equals(static.segments)
     assert trained_spans(trained) and not trained_spans(static)
     assert "drafter_updates_behind" not in static.metadata
@@ -113,6 +120,32 @@ def test_training_delays_nothing_and_takes_idle_time_only():
     before, after = (summary(result, 1)["rollout_bubble"] for result in (static, trained))
     idle_s, rollout_s = 12.0, 2 * (20.0 + 10.0)  # of a step; nearly, as little else takes time here
     assert before - after == pytest.approx(idle_s / rollout_s, abs=0.01)
+
+
+def test_hidden_states_are_copied_to_the_host_before_the_updates_ahead_of_a_rollout_that_trains():
+    """§4.1: in the inference phase. Rollouts 0 and 3 train, so updates 2 and 5 of six are longer."""
+    trained, kept = (
+        idling({"every_updates": 3, "data_buffer": buffer}, steps=6) for buffer in (True, False)
+    )
+    longer_s = [
+        sum(s["ended_s"] - s["started_s"] for s in rows(result.spans) if s["kind"] == "log_prob")
+        for result in (trained, kept)
+    ]
+    figures = trained.metadata["drafter_training"]
+    gpus = 2
+    assert kept.metadata["drafter_training"]["collecting_s"] == 0 < figures["collecting_s"]
+    assert longer_s[0] - longer_s[1] == pytest.approx(gpus * figures["collecting_s"], rel=1e-6)
+    updates_s = [
+        np.diff(result.steps.column("finished_s").to_numpy(), prepend=0.0)
+        for result in (trained, kept)
+    ]
+    longer = updates_s[0] - updates_s[1] > 1e-9
+    assert longer.tolist() == [False, False, True, False, False, True]
+
+
+def test_the_buffer_holds_the_responses_of_two_steps():
+    one, two = (idling({}, steps=n).metadata["drafter_training"] for n in (1, 4))
+    assert two["buffer_bytes"] == 2 * one["buffer_bytes"] > 0
 
 
 def test_a_drafter_that_is_trained_prolongs_the_loads_of_weights_with_which_it_comes():
@@ -220,6 +253,29 @@ def test_more_workers_train_more_and_padding_trains_less():
     assert padded.behind[-1] > one.behind[-1] > two.behind[-1]
     # Batches of 8,000 + 3 × (1,000 or 3,000), and then of the five in turn: 16 s for five of them or 32 padded.
     assert two.iterations == pytest.approx(2 * one.iterations, abs=1)
+
+
+def test_what_packing_saves_follows_from_the_lengths_of_the_responses():
+    """100 s are 100,000 tokens: of responses where they are packed, else of the longest of each batch, four times."""
+    packed, padded = (
+        trained_in_100_s(packing=packing).facts(200.0)["drafter_training"]
+        for packing in (True, False)
+    )
+    batch = 4 * 8000
+    assert 100_000 - batch < packed["packed_tokens"] <= 100_000
+    assert 100_000 - batch < padded["padded_tokens"] <= 100_000
+    assert packed["padded_tokens"] > 1.5 * packed["packed_tokens"]
+    equal = trained_in_100_s(seen=0).facts(200.0)["drafter_training"]
+    assert equal["padded_tokens"] == equal["packed_tokens"] > 0
+
+
+def test_a_batch_is_a_random_sample_of_the_buffer_without_repetition():
+    trainer = trained_in_100_s()
+    buffer = [1000, 3000, 1000, 3000]
+    for tokens in buffer:
+        trainer.finished(tokens, 201.0)
+    assert sorted(trainer._batch()) == sorted(buffer)  # all that there is
+    assert trainer._batch() == trainer._batch()
 
 
 def test_without_responses_there_is_nothing_to_train_on():

@@ -9,7 +9,7 @@ from simrl.errors import InputError
 from simrl.profile.model_shape import MODELS
 from simrl.scenario.model import Scenario
 from simrl.simulate.memory import cache_capacity_tokens, layer_groups
-from simrl.simulate.prepare import prepare
+from simrl.simulate.prepare import Prepared, prepare
 from tests.helpers import one_second_a_pass
 from tests.schedule_scenarios import (
     EnginePlayer,
@@ -120,6 +120,43 @@ def test_graphs_of_draft_strategies_are_not_called_weights() -> None:
         "weights 30.5 GiB, weights of drafters 0.5 GiB, CUDA graphs of draft strategies " in message
     )
     assert "reserve_bytes (activations, CUDA graphs of plain decoding, buffers) 3.7 GiB" in message
+
+
+def verified(**changes: object) -> Prepared:
+    return prepare(scenario("qwen3-32b", "qwen3-32b_h100_tp4", 4, **changes))
+
+
+def test_the_largest_verification_comes_out_of_the_kv_cache() -> None:
+    """TLT §5.1. Up to 20 requests verify 32 tokens each, at 12 bytes of logits for each token of the vocabulary; the plain
+    pass that the reserve covers computes 8,192 tokens and samples 256."""
+    tail, early = (
+        verified(system={"name": "tlt", "threshold": threshold}) for threshold in (32, 200)
+    )
+    facts = tail.drafts.facts
+    assert facts["most_verified_tokens"] == 20 * 32
+    logits = 640 * (12 * tail.model.vocab + 2 * tail.model.hidden)
+    assert 0.5 * logits < facts["verification_bytes"] < logits
+    assert early.drafts.facts["most_verified_tokens"] == 200 * 16
+    more_bytes = early.drafts.verification_bytes - tail.drafts.verification_bytes
+    kv_bytes = tail.model.kv_bytes_per_token / 4 + tail.drafts.kv_bytes_per_token
+    assert tail.limits.kv_tokens - early.limits.kv_tokens == pytest.approx(
+        more_bytes / kv_bytes, abs=16
+    )
+
+
+def test_drafting_always_is_refused_where_its_logits_fit_no_gpu() -> None:
+    always = {"name": "tlt", "threshold": 100_000}
+    with pytest.raises(
+        InputError, match=r"logits of the largest verification .* use a smaller engine.max_num_seqs"
+    ):
+        verified(system=always, engine={"max_num_seqs": 2048})
+    assert verified(system=always, engine={"max_num_seqs": 64}).limits.kv_blocks > 0
+
+
+def test_methods_without_graphs_of_strategies_verify_within_the_reserve() -> None:
+    drafts = verified(system={"name": "verl_colocated", "speculation": "eagle3"}).drafts
+    assert drafts is not None and drafts.verification_bytes == 0.0
+    assert "verification_bytes" not in drafts.facts
 
 
 def test_a_prefix_cache_of_windows_is_refused_where_it_is_asked_for() -> None:

@@ -149,7 +149,7 @@ EXPLOIT, EXPLORE = 0.1, 0.0999  # the draw is below epsilon with probability eps
 
 
 def selector(*draws, **parameters):
-    return BegMabSelector(BegMab(strategies=ARMS, **parameters), Draws(*draws))
+    return BegMabSelector(BegMab(strategies=ARMS, **{"rule": "paper", **parameters}), Draws(*draws))
 
 
 @pytest.mark.parametrize(
@@ -291,7 +291,9 @@ def test_the_running_median_is_numpys_over_the_last_window(passes, window):
 
 def test_one_seed_one_sequence_and_numpys_global_state_is_left_alone():
     def sequence(seed):
-        bandit = BegMabSelector(BegMab(strategies=ARMS), np.random.default_rng([seed, 7]))
+        bandit = BegMabSelector(
+            BegMab(strategies=ARMS, rule="paper"), np.random.default_rng([seed, 7])
+        )
         chosen = []
         for batch in [1, 2, 3, 4, 5, 20, 30] * 60:
             chosen.append(bandit.choose(batch))
@@ -305,7 +307,7 @@ def test_one_seed_one_sequence_and_numpys_global_state_is_left_alone():
 
 
 def test_in_the_long_run_the_best_arm_is_drawn_as_often_as_epsilon_leaves():
-    bandit = BegMabSelector(BegMab(strategies=ARMS), np.random.default_rng(3))
+    bandit = BegMabSelector(BegMab(strategies=ARMS, rule="paper"), np.random.default_rng(3))
     chosen = []
     for _ in range(4000):
         chosen.append(bandit.choose(1))

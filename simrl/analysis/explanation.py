@@ -67,6 +67,7 @@ class Explanation:
     agents: Mapping[str, Any] | None
     admission: str | None
     planner: str | None
+    tau: str | None
     whole: Waterfall
     steady: Waterfall
     path: CriticalPath
@@ -98,6 +99,7 @@ class Explanation:
             **({"agents": dict(self.agents)} if self.agents else {}),
             **({"admission": self.admission} if self.admission else {}),
             **({"planner": self.planner} if self.planner else {}),
+            **({"tau": self.tau} if self.tau else {}),
             **({"judge": self.judge} if self.judge else {}),
             **(self.evaluations or {}),
             "parts": [
@@ -183,6 +185,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         agents=result.metadata.get("agents"),
         admission=_admission(result.metadata, row["occupancy"]),
         planner=_planner(result.metadata),
+        tau="{kind}, {source}".format(**tau) if (tau := result.metadata.get("tau")) else None,
         whole=whole,
         steady=steady,
         path=paths.of(chosen),

@@ -24,6 +24,7 @@ from simrl.pipelines.context import Layout, RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile.profile import TableProfile, Tables
 from simrl.profile.rollout_times import RolloutTimes
+from simrl.profile.tau import tau_given
 from simrl.result.result import PREFILL_LANE, REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
@@ -219,7 +220,13 @@ class Schedule:
             workers,
             dispatcher,
             RolloutTimes(
-                size.profile, trace.metadata.cap_tokens, most, prompt_tokens, capacity, costs
+                size.profile,
+                trace.metadata.cap_tokens,
+                most,
+                prompt_tokens,
+                capacity,
+                costs,
+                replace(size.tau, asked={}) if size.tau else None,
             ),
         )
 
@@ -322,6 +329,11 @@ class Schedule:
             ),
             "faults": self._faults,
         }
+        if prepared.system.reads_tau:
+            measured, engine = self._fleets[0].times.tau, prepared.profile.metadata
+            metadata["tau"] = tau_given(
+                measured, f"passes of {engine.model} on {engine.gpu}, tp {engine.tp}"
+            )
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
         metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}

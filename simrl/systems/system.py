@@ -98,6 +98,12 @@ class System:
         return bool(self.filter_groups) or self.dynamic_sampling is not None
 
     @property
+    def reads_tau(self) -> bool:
+        """True if its plans read τ (`simrl.profile.tau`)."""
+        rule = getattr(self.pipeline, "keywords", {}).get("rule")
+        return bool(getattr(rule, "ranked", False))
+
+    @property
     def label(self) -> str:
         """Name with the given parameters, such as `areal(eta=4)`."""
         return with_parameters(self.name, self.parameters)

@@ -34,7 +34,7 @@ from simrl.profile.drafted import Drafted
 from simrl.profile.extension import covering
 from simrl.profile.profile import TableProfile
 from simrl.profile.rollout_times import RolloutTimes
-from simrl.profile.tau import MeasuredTau, tau_given
+from simrl.profile.tau import MeasuredTau
 from simrl.trace.trace import Trace
 
 
@@ -96,7 +96,6 @@ def allocate_step(
     plans = {"equal": equal, "two_tier": plan.workers, "exact": smallest.workers}
     if optimum:
         plans["optimum"] = shortest_two_steps(seconds, workers, min_workers)
-    m = profile.metadata
     result: dict[str, Any] = {
         "history_epoch": epoch,
         "step": step,
@@ -131,8 +130,14 @@ def allocate_step(
         "two_step_sums": two_step_sums(plan.predicted_s, plan.workers, alternation).tolist(),
         "plans": [_compared(name, seconds, counts, train_s) for name, counts in plans.items()],
         "growth_factor": _growth(trace, epoch),
-        "profile": (of_profile := f"{m.model} on {m.gpu}, tp {m.tp}"),
-        "tau": tau_given(tau, of_profile),
+        "profile": (
+            of_profile
+            := f"{profile.metadata.model} on {profile.metadata.gpu}, tp {profile.metadata.tp}"
+        ),
+        "tau": {
+            "kind": "measured" if tau else "computed",
+            "source": tau.source if tau else of_profile,
+        },
     }
     return {**result, "notes": _notes(result)}
 

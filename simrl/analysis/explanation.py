@@ -68,6 +68,7 @@ class Explanation:
     admission: str | None
     planner: str | None
     tau: str | None
+    history: str | None
     whole: Waterfall
     steady: Waterfall
     path: CriticalPath
@@ -100,6 +101,7 @@ class Explanation:
             **({"admission": self.admission} if self.admission else {}),
             **({"planner": self.planner} if self.planner else {}),
             **({"tau": self.tau} if self.tau else {}),
+            **({"history": self.history} if self.history else {}),
             **({"judge": self.judge} if self.judge else {}),
             **(self.evaluations or {}),
             "parts": [
@@ -186,6 +188,10 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         admission=_admission(result.metadata, row["occupancy"]),
         planner=_planner(result.metadata),
         tau="{kind}, {source}".format(**tau) if (tau := result.metadata.get("tau")) else None,
+        history=f"{h['out']:,.0f} were put out of the history workers' memory, {h['brought_back']:,.0f} were brought back; all "
+        f"responses together waited {h['waited_s']:,.3g} s until theirs were ready, and decoded without drafts meanwhile"
+        if (h := result.metadata.get("history"))
+        else None,
         whole=whole,
         steady=steady,
         path=paths.of(chosen),

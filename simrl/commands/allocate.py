@@ -98,7 +98,6 @@ def allocate(
     }.items():
         refuse((not math.isfinite(value), f"{option} {value}: give a finite number"))
     of_worker = read_profile(profile)
-    engine = of_worker.metadata.model_dump(include={"model", "gpu", "tp"})
     allocation = allocate_step(
         read_trace(trace),
         of_worker,
@@ -115,7 +114,9 @@ def allocate(
         representative=cast(Representative, representative),
         precision_s=precision_seconds,
         optimum=optimum,
-        tau=read_tau(tau, **engine) if tau else None,
+        tau=read_tau(tau, **of_worker.metadata.model_dump(include={"model", "gpu", "tp"}))
+        if tau
+        else None,
     )
     view = DataView(allocation, print_allocation, width=80)
     return drawn(

@@ -56,7 +56,6 @@ class MeasuredTau:
     ) -> Floats:
         """Return the seconds of each group with 1 … `max_workers` workers, by the mean of its
         lengths, as `RolloutTimes.table`."""
-        workers = np.arange(1.0, max_workers + 1)
         yields = [drafts.tokens for drafts in drafted or [Drafted()] * len(samples)]
         means = [float(np.asarray(lengths, dtype=np.float64).mean()) for lengths in lengths_tokens]
         rows = np.zeros((len(samples), max_workers))
@@ -64,8 +63,10 @@ class MeasuredTau:
             seconds = self.seconds
             for grid, value in zip(self.grids, place, strict=False):
                 seconds = _along(grid, seconds, value)
-            rows[i] = _along(-1 / self.grids[-1], seconds, -1 / workers)
-        for axis, values in zip(AXES, (yields, samples, means, [1, max_workers]), strict=True):
+            rows[i] = _along(-1 / self.grids[-1], seconds, -1 / np.arange(1.0, max_workers + 1))
+        for axis, values in zip(
+            AXES, [yields, [*map(float, samples)], means, [1.0, max_workers]], strict=True
+        ):
             least, most = self.asked.get(axis, (np.inf, -np.inf))
             self.asked[axis] = min(least, *values), max(most, *values)
         return np.maximum(rows, 0.0)
@@ -83,13 +84,6 @@ class MeasuredTau:
             if least < grid[0] or most > grid[-1]
         ]
         return "; ".join(filter(None, [Path(self.path).name, self.facts.get("source"), *beyond]))
-
-
-def tau_given(measured: MeasuredTau | None, profile: str) -> dict[str, str]:
-    """Return the kind and the source of a τ, which is computed from a profile if none is measured."""
-    if measured is None:
-        return {"kind": "computed", "source": profile}
-    return {"kind": "measured", "source": measured.source}
 
 
 def _along(grid: Floats, values: Floats, at: Any) -> Floats:
@@ -110,8 +104,8 @@ def read_tau(path: str | Path, **expected: object) -> MeasuredTau:
     table = read_csv(Path(path), REQUIRED, ("seconds",), OPTIONAL)
     axes = [axis for axis in AXES if axis in table]
     columns = table[[*axes, "seconds"]].to_numpy(float)
-    whole = np.array([axis in WHOLE for axis in (*axes, "seconds")])
-    wrong = (columns < [*[1.0] * len(axes), 1e-9]) | (whole & (columns % 1 > 0))
+    part = [0.0 if axis in WHOLE else 1.0 for axis in (*axes, "seconds")]
+    wrong = (columns < [*[1.0] * len(axes), 1e-9]) | (columns % 1 > part)
     grids = [np.unique(columns[:, i]) for i in range(len(axes))]
     seconds = {tuple(place): value for *place, value in columns.tolist()}
     holes = [place for place in product(*grids) if place not in seconds]
@@ -158,7 +152,6 @@ def read_tau(path: str | Path, **expected: object) -> MeasuredTau:
             for fact, value in expected.items()
         ),
     )
-    of_axis = dict(zip(axes, grids, strict=True))
-    every = tuple(of_axis.get(axis, np.full(1, np.nan)) for axis in AXES)
-    at_places = np.array([seconds[place] for place in product(*grids)])
-    return MeasuredTau(str(path), facts, every, at_places.reshape([grid.size for grid in every]))
+    every = tuple(grids[axes.index(axis)] if axis in axes else np.full(1, np.nan) for axis in AXES)
+    at_places = np.reshape([seconds[p] for p in product(*grids)], [grid.size for grid in every])
+    return MeasuredTau(str(path), facts, every, at_places)

@@ -24,7 +24,6 @@ from simrl.pipelines.context import Layout, RunContext
 from simrl.pipelines.dynamic_sampling import rewards_differ
 from simrl.profile.profile import TableProfile, Tables
 from simrl.profile.rollout_times import RolloutTimes
-from simrl.profile.tau import tau_given
 from simrl.result.result import PREFILL_LANE, REST_LANE, Lane, Result
 from simrl.runtime.agents import Agents
 from simrl.runtime.drafting import Drafting, tail_drafting
@@ -330,13 +329,16 @@ class Schedule:
             "faults": self._faults,
         }
         if prepared.system.reads_tau:
-            measured, engine = self._fleets[0].times.tau, prepared.profile.metadata
-            metadata["tau"] = tau_given(
-                measured, f"passes of {engine.model} on {engine.gpu}, tp {engine.tp}"
-            )
+            measured, of = self._fleets[0].times.tau, prepared.profile.metadata
+            metadata["tau"] = {
+                "kind": "measured" if measured else "computed",
+                "source": measured.source if measured else f"{of.model} on {of.gpu}, tp {of.tp}",
+            }
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
-        metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}
+        metadata |= {
+            key: facts[key] for key in ("planner", "stale_samples", "history") if key in facts
+        }
         if self._simulates and (prepared.prefill or prepared).limits.prefix_caching:
             metadata["prefix_cache"] = cache_totals(
                 cast(SimulatedWorker, worker) for fleet in self._fleets for worker in fleet.workers
@@ -389,6 +391,7 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
     )
     if prepared.drafts is not None:
         drafting = Drafting(prepared.drafts, deployment, most, seed, schedule.spot)
+        schedule.recorder.facts |= drafting.facts
     if prepared.tail is not None:
         drafters = tail_drafting(prepared.tail, deployment, most, seed)
     return worker_fleet(

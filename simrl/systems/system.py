@@ -100,8 +100,7 @@ class System:
     @property
     def reads_tau(self) -> bool:
         """True if its plans read τ (`simrl.profile.tau`)."""
-        rule = getattr(self.pipeline, "keywords", {}).get("rule")
-        return bool(getattr(rule, "ranked", False))
+        return bool(getattr(getattr(self.pipeline, "keywords", {}).get("rule"), "ranked", False))
 
     @property
     def label(self) -> str:

@@ -16,8 +16,7 @@ from simrl.show.style import FAINT, INK, LOOKS, PAPER, SERIES, Picture, legend_a
 
 def allocation_figure(d: dict[str, Any]) -> Picture:
     """Draw the data of `simrl.analysis.allocation.allocate_step`."""
-    tau = f"τ {d['tau']['kind']}, {d['tau']['source'].split(';')[0]}"
-    title = f"Step {d['step']}, history epoch {d['history_epoch']}: {d['workers']} workers, {tau}"
+    title = f"Step {d['step']}, history epoch {d['history_epoch']}: {d['workers']} workers, τ {d['tau']['kind']}"
     figure, (left, right) = panels(title, width_ratios=(1.15, 1))
     _draw_groups(left, d)
     _draw_workers(right, d)

@@ -31,8 +31,11 @@ def print_allocation(d: dict[str, Any], console: Console) -> None:
     console.print(framed_table(headings, groups, "Workers of each group"))
     searched = f"searched to {d['precision_s']:g} s; the smallest possible is {d['exact_gradient_s']:.2f} s"
     if d["tau"]["kind"] == "measured":
-        by_profile = ", ".join(f"{group['computed_s']:,.1f}" for group in d["groups"])
-        say(console, f"The two-tier plan with τ computed for {d['profile']}: {by_profile} s")
+        say(
+            console,
+            f"The two-tier plan with τ computed for {d['profile']}, in seconds: "
+            + " ".join(f"{group['computed_s']:,.1f}" for group in d["groups"]),
+        )
     say(
         console,
         f"Target: t0 {d['t0_s']:.2f} s, gradient {d['gradient_s']:.2f} s a group ({searched})",

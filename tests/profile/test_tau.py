@@ -7,10 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from simrl.analysis.allocation import allocate_step
+from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
 from simrl.profile.drafted import Drafted
+from simrl.profile.profile import read_profile
 from simrl.profile.tau import MeasuredTau, read_tau
-from tests.helpers import scenario
+from simrl.simulate.prepare import prepare
+from simrl.trace.synthesis import LengthModel, synthesise
+from tests.conservation import assert_nothing_is_lost
+from tests.helpers import scenario, watch
 
 HEAD = "model,gpu,tp,source,length_tokens,workers,responses,accept_length,seconds"
 ENGINE = "qwen3-0.6b,h100,2,a test"
@@ -120,8 +126,6 @@ def test_a_file_that_is_no_table_and_a_table_of_another_engine_are_refused(tmp_p
 
 
 def test_a_scenario_reads_the_table_where_its_system_ranks_groups(tmp_path):
-    from simrl.simulate.prepare import prepare
-
     path = written(tmp_path, rows_of())
     engine = {
         "model": "qwen3-0.6b",
@@ -140,3 +144,62 @@ def test_a_scenario_reads_the_table_where_its_system_ranks_groups(tmp_path):
                 {"name": "rhymerl"}, **{**engine, "cluster": {"gpu": "h100", "gpus": 8, "tp": 1}}
             )
         )
+
+
+def test_a_run_plans_by_the_table_and_says_so(tmp_path):
+    rows = [f"{n},{k},{n / k}" for n in (10, 200) for k in (1, 2, 4)]
+    path = written(tmp_path, rows, "length_tokens,workers,seconds")
+    made = {}
+    for name, tau in (("measured", str(path)), ("computed", None)):
+        lengths = {"steps": 6, "prompts_per_step": 4, "prompts": 8, "group": 4, "cap_tokens": 200}
+        synthetic = lengths | {"mean_tokens": 60, "sigma": 0.8, "prompt_tokens": 20}
+        made[name] = watch(
+            prepare(
+                scenario(
+                    {"name": "rhymerl", "speculation": "none", "ranking_groups": 2},
+                    steps=6,
+                    cluster={"gpu": "h100", "gpus": 8, "tp": 1},
+                    profile={"tau": tau, "roofline": {"between_passes_s": 0.01}},
+                    workload={"synthetic": synthetic},
+                )
+            )
+        )
+        assert_nothing_is_lost(made[name])
+        given = made[name].result.metadata["tau"]
+        assert given["kind"] == name
+        assert str(explain_result(made[name].result).tau) == f"{name}, {given['source']}"
+    assert made["measured"].result.metadata["tau"]["source"].startswith("tau.csv; extrapolated: ")
+    assert (
+        "extrapolated: workers 1 to 6, measured 1 to 4"
+        in made["measured"].result.metadata["tau"]["source"]
+    )
+    assert made["measured"].result.samples != made["computed"].result.samples
+
+
+def test_an_allocation_is_made_with_the_table_beside_the_profiles_seconds(tmp_path):
+    rows = [f"{n},{k},{n / k}" for n in (100, 2000) for k in (1, 2, 4)]
+    tau = read_tau(written(tmp_path, rows, "length_tokens,workers,seconds"))
+    profile = read_profile(Path(__file__).parents[2] / "profiles/qwen3-14b_h100_tp2.parquet")
+    model = LengthModel(
+        steps=4,
+        prompts_per_step=8,
+        prompts=16,
+        group=4,
+        cap_tokens=2000,
+        mean_tokens=600,
+        sigma=0.8,
+    )
+    trace = synthesise(model, 0)
+    measured, computed = (allocate_step(trace, profile, 8, 2, tau=table) for table in (tau, None))
+    assert measured["tau"]["kind"] == "measured" and computed["tau"] == {
+        "kind": "computed",
+        "source": "qwen3-14b on h100, tp 2",
+    }
+    for group in measured["groups"]:
+        assert group["predicted_s"] == pytest.approx(
+            group["representative_tokens"] / group["workers"], rel=0.3
+        )
+        assert group["computed_s"] != group["predicted_s"]
+    assert [g["computed_s"] for g in computed["groups"]] == [
+        g["predicted_s"] for g in computed["groups"]
+    ]

@@ -331,9 +331,6 @@ class ProfileConfig(_Section):
     simrl for the model, GPU, tp, dp, ep and precision, or one extrapolated from the nearest layout"""
     roofline: RooflineConfig | None = None
     """or step times from the data sheet of the cluster's GPU; {} takes the defaults"""
-    tau: str | None = None
-    """a measured table of τ(length, workers), with which RhymeRL gives workers to ranking groups (CSV, as `simrl measure --tau`
-    writes it); if not given, τ is computed from the step times"""
     forward_correction: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """factor on every forward pass; 1 = as profiled"""
     between_passes_s: Seconds | None = None
@@ -347,6 +344,9 @@ class ProfileConfig(_Section):
     (asynchronous scheduling); replaces the preset's"""
     least_sequence_s: Annotated[float, Field(ge=0, le=1)] | None = None
     """more of it for each sequence of the pass; replaces the preset's"""
+    tau: str | None = None
+    """a measured table of τ(length, workers), with which RhymeRL gives workers to ranking groups (CSV, as `simrl measure --tau`
+    writes it); if not given, τ is computed from the step times"""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:

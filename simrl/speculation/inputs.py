@@ -57,7 +57,7 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
         default=1e8,
         gt=0,
         description="rate at which a worker compresses or decompresses tokens; a lower bound for one core of this project's "
-        "machine (zstd 1: 136 M and 611 M tokens/s)",
+        "machine (zstd 1: 133 M and 428 M tokens/s)",
     )
     swap_bytes_per_s: float | None = Field(
         default=None,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import typer
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -177,6 +178,22 @@ def sizes(responses: list[list[np.ndarray]]) -> tuple[float, float]:
     return whole / tokens, small / tokens
 
 
+def codec_rates(responses: list[list[np.ndarray]]) -> tuple[float, float]:
+    """Return the tokens a second that one core compresses, and decompresses, as the store does; the medians over prompts."""
+    codec = pa.Codec("zstd", compression_level=1)
+    rates = []
+    for group in responses:
+        text = np.concatenate(group).astype(np.int32)
+        started = time.perf_counter()
+        packed = codec.compress(text, asbytes=True)
+        between = time.perf_counter()
+        codec.decompress(packed, text.nbytes, asbytes=True)
+        ended = time.perf_counter()
+        rates.append((len(text) / (between - started), len(text) / (ended - between)))
+    compressing, decompressing = np.median(rates, axis=0)
+    return float(compressing), float(decompressing)
+
+
 def picture(outcomes: list[Outcome], plain_tokens_per_s: float, path: Path) -> None:
     figure = Figure(figsize=(9, 4), layout="constrained")
     FigureCanvasAgg(figure)
@@ -274,6 +291,8 @@ def main(
     for name, responses in corpora.items():
         whole, small = sizes(responses)
         console.print(f"{name}: {whole:.1f} bytes a token as an index, {small:.2f} compressed")
+        rates = [f"{rate / 1e6:.0f}" for rate in codec_rates(responses)]
+        console.print(f"  {rates[0]} M tokens/s compressed, {rates[1]} M tokens/s decompressed")
         for length in (5_000, 16_000):
             tokens = 230_000 * GROUP * length
             console.print(

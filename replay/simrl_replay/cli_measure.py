@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -14,12 +15,16 @@ from simrl.errors import StoppedError
 
 if TYPE_CHECKING:
     from simrl_replay.measure import MeasuredEngine
+    from simrl_replay.measured_tau import TauRow
 
+OWN = ("output", "preset", "tau", "lengths", "workers", "responses", "acceptance", "as_json")
 NOISY = 0.1  # from this spread on, it dominates a prediction's error
 
 EXAMPLE = (
     "Examples:  simrl measure --model path/to/model --device cuda --gpu h200 -o mine.parquet   |   "
-    "simrl measure --model path/to/config_folder --dummy --device cuda --gpu h200 --tp 2 -o shape.parquet"
+    "simrl measure --model path/to/config_folder --dummy --device cuda --gpu h200 --tp 2 -o shape.parquet   |   "
+    "simrl measure --tau --model path/to/model --gpu h200 --lengths 1024,4096,8192 --workers 1,2,4 --responses 64 "
+    "--max-model-len 8448 -o tau.csv"
 )
 
 Dummy = Annotated[
@@ -103,13 +108,37 @@ def measure(
             help="also write the engine as a preset (TOML): the host's time beyond the kernels of this model's shipped profile",
         ),
     ] = None,
+    tau: Annotated[
+        bool,
+        typer.Option(
+            "--tau",
+            help="measure RhymeRL's τ instead: seconds by length and workers, one engine a worker; the output is a table (CSV)",
+        ),
+    ] = False,
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="with --tau: tokens of a response")
+    ] = "128,256,512",
+    workers: Annotated[
+        str, typer.Option("--workers", help="with --tau: numbers of workers")
+    ] = "1,2",
+    responses: Annotated[
+        str,
+        typer.Option("--responses", help="with --tau: responses of a group, on all its workers"),
+    ] = "16",
+    acceptance: Annotated[
+        str,
+        typer.Option(
+            "--acceptance",
+            help="with --tau and --draft-tokens: probabilities at which a drafted token is accepted (0: no drafts)",
+        ),
+    ] = "",
     as_json: Annotated[
         bool,
         typer.Option("--json", help="print JSON on stdout instead of tables (its keys are stable)"),
     ] = False,
     **wanted: Any,
 ) -> None:
-    """Measure the passes of a vLLM engine on this machine and write its profile.
+    """Measure the passes of a vLLM engine on this machine and write its profile; or with --tau, RhymeRL's τ.
 
     Times whole iterations of the loop that a replay runs: decode steps, prompts, chunked prompts,
     verifications, weight loads. Measured points are kept beside the output (.points.jsonl): an
@@ -117,8 +146,17 @@ def measure(
     """
     from simrl.study.progress import progress_bar
     from simrl_replay.measured_profile import measure_profile
+    from simrl_replay.measured_tau import TauPlan, measure_tau, numbers_of
 
-    journal = output.with_name(f"{output.name.removesuffix('.parquet')}.points.jsonl")
+    journal = output.with_name(
+        f"{output.name.removesuffix('.parquet').removesuffix('.csv')}.points.jsonl"
+    )
+    whole = {"--lengths": lengths, "--workers": workers, "--responses": responses}
+    of_lengths, of_workers, of_responses = (
+        [int(number) for number in numbers_of(option, text, int)] for option, text in whole.items()
+    )
+    accepted = numbers_of("--acceptance", acceptance, float)
+    plan = TauPlan(of_lengths, of_workers, of_responses, accepted)
     try:
         with progress_bar() as bar:
             task = bar.add_task("engine starts", total=None)
@@ -126,13 +164,18 @@ def measure(
             def tell(phase: str, done: int, total: int) -> None:
                 bar.update(task, description=phase, completed=done, total=total or None)
 
-            measured = measure_profile(Wanted(**wanted), output, journal, tell, preset)
+            if tau:
+                rows = measure_tau(Wanted(**wanted), plan, output, journal, tell)
+            else:
+                measured = measure_profile(Wanted(**wanted), output, journal, tell, preset)
     except KeyboardInterrupt:
         kept = f"measured points are in {journal}; the same command goes on from there"
         raise StoppedError(
             f"interrupted; {kept if journal.exists() else 'no point was measured yet'}"
         ) from None
-    if as_json:
+    if tau:
+        _print_tau(rows, output, as_json)
+    elif as_json:
         print(json.dumps(_describe(measured, output), indent=1))
     else:
         _print(measured, output)
@@ -153,11 +196,8 @@ def _signature() -> inspect.Signature:
         )
         for field in fields(Wanted)
     )
-    output, preset, as_json = (
-        own[name].replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name in ("output", "preset", "as_json")
-    )
-    return inspect.Signature([model, output, *others, preset, as_json])
+    output, *rest = (own[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in OWN)
+    return inspect.Signature([model, output, *others, *rest])
 
 
 measure.__signature__ = _signature()  # type: ignore[attr-defined]
@@ -187,6 +227,31 @@ def _describe(measured: MeasuredEngine, output: Path) -> dict[str, Any]:
         "drafts": measured.drafts.model_dump() if measured.drafts else None,
         "measuring_s": measured.measuring_s,
     }
+
+
+def _print_tau(rows: Sequence[TauRow], output: Path, as_json: bool) -> None:
+    from simrl.show.text import Screen, framed_table
+
+    if as_json:
+        print(json.dumps({"file": str(output), "rows": [row._asdict() for row in rows]}, indent=1))
+        return
+    console = Screen()
+    heads = ("tokens", "workers", "responses", "tokens a pass", "seconds", "range of the repeats")
+    cells = [
+        (
+            f"{row.length_tokens:,}",
+            row.workers,
+            f"{row.responses:,}",
+            f"{row.accept_length:.2f}",
+            f"{row.seconds:.3f}",
+            f"{row.spread:.0%}",
+        )
+        for row in rows
+    ]
+    console.print(framed_table(heads, cells, "τ"))
+    console.print(
+        f"Table: {output}. Read it with simrl allocate --tau {output}, or profile.tau={output}"
+    )
 
 
 def _print(measured: MeasuredEngine, output: Path) -> None:

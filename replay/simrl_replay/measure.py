@@ -173,7 +173,8 @@ def _seen(entry: dict[str, Any]) -> Seen:
     passes = tuple(
         Timed(Shape(*shape), seconds, passes) for shape, seconds, passes in entry["passes"]
     )
-    numbers = {name: tuple(entry[name]) for name in ("begin_s", "end_s", "between_s", "load_s")}
+    lists = ("begin_s", "end_s", "between_s", "load_s", "group_s", "accept_length")
+    numbers = {name: tuple(entry.get(name, ())) for name in lists}
     return Seen(passes, **numbers, facts=tuple((name, value) for name, value in entry["facts"]))
 
 

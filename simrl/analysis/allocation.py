@@ -1,7 +1,7 @@
 """Allocation of one step of a trace to workers in RhymeRL's two tiers, as data.
 
-Invariant: every time is predicted by `RolloutTimes` from the profile and the history's lengths;
-nothing is simulated.
+Invariant: every time is τ of the history's lengths, of a measured table or else of `RolloutTimes` and
+a profile; nothing is simulated.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from simrl.profile.drafted import Drafted
 from simrl.profile.extension import covering
 from simrl.profile.profile import TableProfile
 from simrl.profile.rollout_times import RolloutTimes
+from simrl.profile.tau import MeasuredTau
 from simrl.trace.trace import Trace
 
 
@@ -53,14 +54,16 @@ def allocate_step(
     representative: Representative = "responses",
     precision_s: float = PRECISION_S,
     optimum: bool = False,
+    tau: MeasuredTau | None = None,
 ) -> dict[str, Any]:
     """Return the allocation of one step's prompts to `workers`, ready for JSON.
 
     `epoch` is the history and `step` is allocated; by default, the last epoch but one and the first
     step after it. Where no epoch comes before the step, its own lengths stand for the history, and
-    `notes` say so. `max_workers` is by default `best_max_workers`. `optimum` adds
-    `shortest_two_steps` to the compared plans. Raise `InputError` for an epoch or a step that the
-    trace lacks and for an impossible allocation.
+    `notes` say so. The plans are made with the measured `tau`, if there is one; `computed_s` are
+    the seconds of the two-tier plan with τ computed from the profile. `max_workers` is by default
+    `best_max_workers`. `optimum` adds `shortest_two_steps` to the compared plans. Raise `InputError`
+    for an epoch or a step that the trace lacks and for an impossible allocation.
     """
     if not 1 <= groups <= workers:
         raise InputError(
@@ -74,10 +77,15 @@ def allocate_step(
         min(max(samples), max_num_seqs),
         round(max(float(group.lengths_tokens.max()) for group in ranked)),
     )
-    profile = covering(profile, batch, batch, prompt_tokens + longest)
-    seconds = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens).table(
-        [group.lengths_tokens for group in ranked], samples, most, [Drafted(accept_length)] * groups
+    of_groups = (
+        [group.lengths_tokens for group in ranked],
+        samples,
+        most,
+        [Drafted(accept_length)] * groups,
     )
+    profile = covering(profile, batch, batch, prompt_tokens + longest)
+    computed = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens).table(*of_groups)
+    seconds = tau.table(*of_groups) if tau else computed
     if max_workers is None:
         most = best_max_workers(seconds, workers, train_s, min_workers, precision_s)
     table = seconds[:, :most]
@@ -111,6 +119,7 @@ def allocate_step(
             predicted_s=plan.predicted_s,
             equal_predicted_s=predicted_s(seconds, equal),
             target_s=plan.target_s,
+            computed_s=predicted_s(computed, plan.workers),
         ),
         "t0_s": plan.t0_s,
         "gradient_s": plan.gradient_s,
@@ -121,7 +130,14 @@ def allocate_step(
         "two_step_sums": two_step_sums(plan.predicted_s, plan.workers, alternation).tolist(),
         "plans": [_compared(name, seconds, counts, train_s) for name, counts in plans.items()],
         "growth_factor": _growth(trace, epoch),
-        "profile": f"{profile.metadata.model} on {profile.metadata.gpu}, tp {profile.metadata.tp}",
+        "profile": (
+            of_profile
+            := f"{profile.metadata.model} on {profile.metadata.gpu}, tp {profile.metadata.tp}"
+        ),
+        "tau": {
+            "kind": "measured" if tau else "computed",
+            "source": tau.source if tau else of_profile,
+        },
     }
     return {**result, "notes": _notes(result)}
 

@@ -67,6 +67,8 @@ class Explanation:
     agents: Mapping[str, Any] | None
     admission: str | None
     planner: str | None
+    tau: str | None
+    history: str | None
     whole: Waterfall
     steady: Waterfall
     path: CriticalPath
@@ -98,6 +100,8 @@ class Explanation:
             **({"agents": dict(self.agents)} if self.agents else {}),
             **({"admission": self.admission} if self.admission else {}),
             **({"planner": self.planner} if self.planner else {}),
+            **({"tau": self.tau} if self.tau else {}),
+            **({"history": self.history} if self.history else {}),
             **({"judge": self.judge} if self.judge else {}),
             **(self.evaluations or {}),
             "parts": [
@@ -183,6 +187,11 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         agents=result.metadata.get("agents"),
         admission=_admission(result.metadata, row["occupancy"]),
         planner=_planner(result.metadata),
+        tau="{kind}, {source}".format(**tau) if (tau := result.metadata.get("tau")) else None,
+        history=f"{h['out']:,.0f} were put out of the history workers' memory, {h['brought_back']:,.0f} were brought back; all "
+        f"responses together waited {h['waited_s']:,.3g} s until theirs were ready, and decoded without drafts meanwhile"
+        if (h := result.metadata.get("history"))
+        else None,
         whole=whole,
         steady=steady,
         path=paths.of(chosen),

@@ -18,6 +18,12 @@ def allocate(
     trace: Annotated[Path, typer.Option(help="a trace (Parquet)")],
     profile: Annotated[Path, typer.Option(help="a profile of a worker (Parquet)")],
     workers: Annotated[int, typer.Option(min=1, help="rollout workers to allocate")],
+    tau: Annotated[
+        Path | None,
+        typer.Option(
+            help="a measured table of τ (CSV, as simrl measure --tau writes it), in place of τ computed from the profile"
+        ),
+    ] = None,
     groups: Annotated[int, typer.Option(min=1, help="ranking groups (the paper: 8 or 16)")] = 8,
     epoch: Annotated[
         int | None,
@@ -70,6 +76,7 @@ def allocate(
     from simrl.analysis.allocation import allocate_step
     from simrl.dispatch.allocation import Alternation, Representative
     from simrl.profile.profile import read_profile
+    from simrl.profile.tau import read_tau
     from simrl.show.figures.allocation import allocation_figure
     from simrl.show.tables.allocation import print_allocation
     from simrl.trace.trace import read_trace
@@ -90,9 +97,10 @@ def allocate(
         "--precision-seconds": precision_seconds,
     }.items():
         refuse((not math.isfinite(value), f"{option} {value}: give a finite number"))
+    of_worker = read_profile(profile)
     allocation = allocate_step(
         read_trace(trace),
-        read_profile(profile),
+        of_worker,
         workers,
         groups,
         epoch=epoch,
@@ -106,6 +114,9 @@ def allocate(
         representative=cast(Representative, representative),
         precision_s=precision_seconds,
         optimum=optimum,
+        tau=read_tau(tau, **of_worker.metadata.model_dump(include={"model", "gpu", "tp"}))
+        if tau
+        else None,
     )
     view = DataView(allocation, print_allocation, width=80)
     return drawn(

@@ -1,8 +1,8 @@
 """RhymeRL's τ (arXiv 2508.18588, §6.4): the seconds in which workers generate responses that start
 at once.
 
-Invariant: no time here is measured; each is a sum of a profile's passes, as a profiling run before
-the training would know them. A batch ends with its longest response, and passes shorten as
+Invariant: each time here is a sum of a profile's passes, as a profiling run before the training
+would know them, but for τ where a measured table of it is given. A batch ends with its longest response, and passes shorten as
 responses end: so τ takes lengths, not their mean (with equal lengths, 96 responses were predicted
 at half of what the engine takes). The caching of prompts is left out.
 """
@@ -19,6 +19,7 @@ from simrl.profile.compiled import kernel
 from simrl.profile.drafted import Drafted
 from simrl.profile.interpolation import Floats, interpolate
 from simrl.profile.profile import TableProfile, Tables, pass_s, straggler_s
+from simrl.profile.tau import MeasuredTau
 
 CHUNK_PASSES = 16.0  # that a pass in their middle stands for
 _SEED = 0
@@ -44,7 +45,7 @@ class RolloutTimes:
     A worker decodes at most `max_num_seqs` responses at once, and no more than have room in
     `kv_tokens` (None: all); the others follow as these end. Lengths beyond `longest_tokens` are cut
     to it. A worker's data-parallel ranks have equal parts of a batch, which both bounds hold for.
-    `costs` are of drafting (None: free, at any batch).
+    `costs` are of drafting (None: free, at any batch). A measured `tau` is what `table` reads.
     """
 
     def __init__(
@@ -55,7 +56,9 @@ class RolloutTimes:
         prompt_tokens: int = 0,
         kv_tokens: int | None = None,
         costs: DraftCosts | None = None,
+        tau: MeasuredTau | None = None,
     ) -> None:
+        self.tau = tau
         self._tables, self._ranks = profile.even, profile.metadata.dp
         self._longest = max(longest_tokens, 1)
         self._bounds = float(max_num_seqs or 1 << 40), float(kv_tokens or 1 << 40)
@@ -94,12 +97,14 @@ class RolloutTimes:
         max_workers: int,
         drafted: Sequence[Drafted] | None = None,
     ) -> Floats:
-        """Return the seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses
+        """Return τ: the seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses
         whose lengths are distributed like `lengths_tokens[i]`, with drafts that yield `drafted[i]`.
         Shape (lengths, max_workers).
 
         The fullest worker holds m = ceil(samples / k) of them; the j-th shortest of m responses
         drawn from n is expected at place j (n + 1) / (m + 1) of the n. Their order is drawn."""
+        if self.tau is not None:
+            return self.tau.table(lengths_tokens, samples, max_workers, drafted)
         table, seconds = (
             np.zeros((len(lengths_tokens), max_workers)),
             dict[tuple[int, int], float](),

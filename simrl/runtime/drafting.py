@@ -12,7 +12,7 @@ from __future__ import annotations
 import heapq
 import math
 import zlib
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,10 +56,33 @@ class IndexBuilders:
     dropped response has none: the trace's drafts hold for whole groups.) Indexes of older epochs
     are evicted for newer ones. If none is left, a further index is not kept: the next epoch has its
     prompts in this order, so the oldest indexes of an epoch are needed first.
+
+    With compression or swap ("HistoSpec also supports compression and swapping to SSD for memory
+    saving": the paper has no rule), an index ends when its prompt has one that is `epochs_back`
+    epochs newer, and those that are evicted before, the oldest first, are *out*: their tokens are
+    compressed, and with swap what is out is written to the SSDs. The index of a prompt that runs is
+    brought back by the same way and indexed, and held in addition to `memory_bytes`; with
+    `prefetch` from the begin of the step before on, as the controller notifies history workers when
+    it schedules prompts. Builders and SSDs serve in the order of these requests.
     """
 
-    def __init__(self, parameters: HistoryWorkers, trace: Trace, workers_per_host: int = 1) -> None:
-        self._parameters = parameters
+    def __init__(
+        self,
+        parameters: HistoryWorkers,
+        trace: Trace,
+        workers_per_host: int = 1,
+        epochs_back: int = 1,
+    ) -> None:
+        p = self._parameters = parameters
+        self._epochs_back, self._ssd_free_s = epochs_back, [0.0]
+        self.moves_out = (p.compressed_bytes_per_token or p.swap_bytes_per_s) is not None
+        size = p.compressed_bytes_per_token or p.bytes_per_token
+        # Of a token that is out: bytes, and those of them in memory.
+        self._out_size, self._held_size = size, 0.0 if p.swap_bytes_per_s else size
+        # Of indexes that are out, and of the waits for them.
+        self.facts = dict.fromkeys(("out", "brought_back", "waited_s"), 0.0)
+        self._out: dict[tuple[int, int], tuple[int, float]] = {}  # tokens; when they were out
+        self._step, self._began_s, self._before_s = (-1, -1), 0.0, 0.0
         self._workers_per_host = workers_per_host
         self._link_free_s: dict[int, float] = defaultdict(float)  # by host
         self._sent: dict[
@@ -74,7 +97,8 @@ class IndexBuilders:
             dict
         )  # tokens by sample
         self._ready_s: dict[tuple[int, int], float] = {}
-        self._kept: dict[int, deque[tuple[int, int]]] = defaultdict(deque)  # by epoch, oldest first
+        # By epoch, the oldest first: the tokens of those in memory.
+        self._kept: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
         self._bytes: dict[tuple[int, int], float] = {}
         self._epoch_bytes: dict[int, float] = defaultdict(float)
 
@@ -84,23 +108,37 @@ class IndexBuilders:
         size = self._group_size[sample.prompt_id, sample.epoch % self._epochs]
         if sample.sample < size:  # the trace has this sample
             self._finished[place][sample.sample] = tokens
-            if len(self._finished[place]) == size and place not in self._ready_s:
+            is_new = place not in self._ready_s and place not in self._out
+            if len(self._finished[place]) == size and is_new:
                 self._build(place, sum(self._finished[place].values()), now_s)
 
-    def there_s(self, worker: int, prompt_id: int, epochs: range, now_s: float) -> float:
+    def there_s(
+        self,
+        worker: int,
+        prompt_id: int,
+        epochs: range,
+        now_s: float,
+        step: tuple[int, int] = (0, 0),
+    ) -> float:
         """Send a worker that generates a response to the prompt all its indexes of these epochs, if
         they are not on their way. Return their arrival; if they are not built yet, the time at
-        which to ask again; infinity if they never come."""
+        which to ask again; infinity if they never come. `step`: of the response, by epoch and
+        number."""
+        if step > self._step:
+            self._step, self._before_s, self._began_s = step, self._began_s, now_s
         places = [
             (prompt_id, epoch)
             for epoch in epochs
             if (prompt_id, epoch % self._epochs) in self._group_size
         ]
-        ready_s = max((self._ready_s.get(place, np.inf) for place in places), default=now_s)
-        if ready_s > now_s:
-            return ready_s
         host = worker // self._workers_per_host
         sent, arrival_s = self._sent.get((host, prompt_id), (None, 0.0))
+        if sent == epochs and self.moves_out:
+            return arrival_s  # also if it is out again
+        ready_s = max((self._ready(place, now_s) for place in places), default=now_s)
+        if ready_s > now_s:
+            self.facts["waited_s"] += ready_s - now_s if ready_s < np.inf else 0.0
+            return ready_s
         if sent != epochs:
             size = sum(self._bytes[place] for place in places)
             arrival_s = (
@@ -109,28 +147,65 @@ class IndexBuilders:
             self._link_free_s[host], self._sent[host, prompt_id] = arrival_s, (epochs, arrival_s)
         return arrival_s
 
-    def _build(self, place: tuple[int, int], tokens: int, now_s: float) -> None:
-        p = self._parameters
-        index_bytes = tokens * p.bytes_per_token
-        not_older = sum(kept for epoch, kept in self._epoch_bytes.items() if epoch >= place[1])
-        if not_older + index_bytes > p.memory_bytes:
-            return
-        while sum(self._epoch_bytes.values()) + index_bytes > p.memory_bytes:
-            self._evict(min(self._epoch_bytes))
-        self._kept[place[1]].append(place)
-        self._bytes[place] = index_bytes
-        self._epoch_bytes[place[1]] += index_bytes
-        start_s = max(heapq.heappop(self._free_s), now_s)
-        self._ready_s[place] = start_s + tokens / p.tokens_per_s
-        heapq.heappush(self._free_s, self._ready_s[place])
+    def _ready(self, place: tuple[int, int], now_s: float) -> float:
+        """Return the time from which an index can be used; infinity if never. One that is out is
+        brought back."""
+        if place in self._out and place not in self._ready_s:
+            (tokens, from_s), p = self._out[place], self._parameters
+            from_s = max(from_s, self._before_s if p.prefetch else now_s)
+            self._ready_s[place] = self._through(tokens, from_s, tokens / p.tokens_per_s)
+            self._bytes[place] = tokens * p.bytes_per_token
+            self.facts["brought_back"] += 1
+        return self._ready_s.get(place, np.inf)
 
-    def _evict(self, epoch: int) -> None:
-        """Evict the oldest index of an epoch."""
-        oldest = self._kept[epoch].popleft()
-        del self._ready_s[oldest]
-        self._epoch_bytes[epoch] -= self._bytes.pop(oldest)
-        if not self._kept[epoch]:
-            del self._kept[epoch], self._epoch_bytes[epoch]
+    def _build(self, place: tuple[int, int], tokens: int, now_s: float) -> None:
+        p, (prompt_id, epoch) = self._parameters, place
+        index_bytes = tokens * p.bytes_per_token
+        not_older = sum(kept for other, kept in self._epoch_bytes.items() if other >= epoch)
+        if self.moves_out:
+            self._drop((prompt_id, epoch - self._epochs_back))
+        elif not_older + index_bytes > p.memory_bytes:
+            return
+        while (
+            held := sum(self._epoch_bytes.values())
+        ) + index_bytes > p.memory_bytes and self._kept:
+            oldest, of_oldest = next(iter(self._kept[min(self._kept)].items()))
+            self._drop(oldest)
+            if self.moves_out:
+                self._out[oldest] = of_oldest, self._through(of_oldest, now_s)
+                self._epoch_bytes[oldest[1]] += of_oldest * self._held_size
+                self.facts["out"] += 1
+        if held + index_bytes <= p.memory_bytes:
+            self._kept[epoch][place], self._bytes[place] = tokens, index_bytes
+            self._epoch_bytes[epoch] += index_bytes
+            self._ready_s[place] = _served(self._free_s, now_s, tokens / p.tokens_per_s)
+
+    def _drop(self, place: tuple[int, int]) -> None:
+        """Drop an index, wherever it is."""
+        self._ready_s.pop(place, None)
+        index_bytes, (tokens, _) = self._bytes.pop(place, 0.0), self._out.pop(place, (0, 0.0))
+        is_whole = self._kept[place[1]].pop(place, None) is not None
+        self._epoch_bytes[place[1]] -= index_bytes if is_whole else tokens * self._held_size
+        if not self._kept[place[1]]:
+            del self._kept[place[1]]
+
+    def _through(self, tokens: int, from_s: float, build_s: float | None = None) -> float:
+        """Return when an index is out or, with the seconds to build it, back."""
+        p, work = self._parameters, []
+        if p.compressed_bytes_per_token is not None:
+            work.append((self._free_s, tokens / p.codec_tokens_per_s + (build_s or 0.0)))
+        if p.swap_bytes_per_s is not None:
+            work.append((self._ssd_free_s, tokens * self._out_size / p.swap_bytes_per_s))
+        for free_s, seconds in work if build_s is None else reversed(work):
+            from_s = _served(free_s, from_s, seconds)
+        return from_s
+
+
+def _served(free_s: list[float], from_s: float, seconds: float) -> float:
+    """Return when work ends that the first of these to be free begins, at the earliest at a time."""
+    ends_s = max(heapq.heappop(free_s), from_s) + seconds
+    heapq.heappush(free_s, ends_s)
+    return ends_s
 
 
 class Drafting:
@@ -155,6 +230,7 @@ class Drafting:
         self._siblings: SiblingIndex | None = None
         self._old: WholeResponseRuns | None = None
         self._builders: IndexBuilders | None = None
+        self.facts: dict[str, dict[str, float]] = {}  # of the history, for the result
         self._lengths = LengthHistory() if plan.speculation.budget else None
         # By epoch: the edges of DAS's windows, and the number of finished responses that they are
         # from.
@@ -167,7 +243,9 @@ class Drafting:
         trace, drafter = deployment.trace, plan.speculation.drafter
         if drafter == "history":
             per_host = max(deployment.gpu.gpus_per_node // deployment.tp, 1)
-            self._builders = IndexBuilders(plan.inputs.history_workers, trace, per_host)
+            back, workers = plan.speculation.epochs_back, plan.inputs.history_workers
+            self._builders = IndexBuilders(workers, trace, per_host, back)
+            self.facts = {"history": self._builders.facts} if self._builders.moves_out else {}
         if drafter == "old_response":
             kept, factor = plan.inputs.acceptance.get(OLD_RESPONSE), plan.inputs.acceptance_factor
             old = whole_response_runs(trace, kept and kept.times(factor), seed)
@@ -233,7 +311,8 @@ class Drafting:
         elif self._runs is not None:
             earlier = range(max(sample.epoch - self._speculation.epochs_back, 0), sample.epoch)
             if self._builders is not None:
-                there_s = self._builders.there_s(worker, sample.prompt_id, earlier, now_s)
+                step = sample.epoch, sample.step
+                there_s = self._builders.there_s(worker, sample.prompt_id, earlier, now_s, step)
                 if there_s > now_s:
                     return there_s if there_s < np.inf else None
             if (first := self._first_run(engine, slot, response.row)) >= 0:

@@ -51,7 +51,7 @@ NAMES = [
 _PRESETS = ("engine.preset", "framework")
 _FILES = (
     *("workload.trace", "evaluation.lengths.trace", "profile.path", "judge.profile.path"),
-    "speculation.draft_profile",
+    *("profile.tau", "speculation.draft_profile"),
 )
 _MODELS = ("model", "judge.model")  # names, or folders
 _GPUS = ("cluster.gpu", "cluster.train.gpu", "judge.gpu")  # names, or files of data sheets

@@ -344,6 +344,9 @@ class ProfileConfig(_Section):
     (asynchronous scheduling); replaces the preset's"""
     least_sequence_s: Annotated[float, Field(ge=0, le=1)] | None = None
     """more of it for each sequence of the pass; replaces the preset's"""
+    tau: str | None = None
+    """a measured table of τ(length, workers), with which RhymeRL gives workers to ranking groups (CSV, as `simrl measure --tau`
+    writes it); if not given, τ is computed from the step times"""
 
     @model_validator(mode="after")
     def _one_of_them(self) -> ProfileConfig:

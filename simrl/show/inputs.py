@@ -153,6 +153,8 @@ def _times(metadata: Facts) -> Entries:
         load_kind,
         "training.load_s" if load_kind == "given" else computed,
     )
+    if tau := metadata.get("tau"):
+        yield "τ of ranking groups", "by length and workers", str(tau["kind"]), str(tau["source"])
     derived = engine["kv_cache_tokens"] is None
     memory = ("derived", "GPU memory by its data sheet, less weights and reserve")
     yield (
@@ -339,6 +341,10 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
             f"Rollouts: {', '.join(dict.fromkeys((trace['name'], trace['kind'])))}{_repeated(metadata)}",
             f"Training: {trained_by(scenario)}",
             *_presets(metadata),
+            *(
+                f"τ of ranking groups: {_source(tau)}"
+                for tau in filter(None, [metadata.get("tau")])
+            ),
         ]
         links += (metadata.get("links") or "").split("; ")
         if sync := metadata.get("weight_sync"):

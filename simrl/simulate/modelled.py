@@ -79,6 +79,9 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
             "sglang"
         )
         and not limits.sglang,
+        "profile.tau is without effect: it is of ranking groups (rhymerl)": prepared.scenario.profile.tau
+        is not None
+        and prepared.tau is None,
         "SGLang's own pool for layers with windows: they share blocks as in vLLM": limits.sglang
         and limits.window_groups > 0,
         "SGLang's scheduler beside a decoupled drafter: passes are vLLM's": limits.sglang

@@ -24,6 +24,7 @@ from simrl.profile.extension import covering
 from simrl.profile.hardware import GIB, Gpu
 from simrl.profile.model_shape import ModelShape, model_shape, require_kv_heads, understood
 from simrl.profile.precision import KV_SHARE, weight_bytes_per_gpu
+from simrl.profile.tau import MeasuredTau, read_tau
 from simrl.runtime.agents import PLAIN, AgentRules, agent_rules, check_concurrency
 from simrl.runtime.faults import check_faults
 from simrl.runtime.worker import WorkerCosts
@@ -75,6 +76,7 @@ class Prepared(Deployment):
     judge: Prepared | None = None
     evaluation_trace: Trace | None = None  # what evaluations generate
     layouts: tuple[Prepared, ...] = ()  # at the other tensor-parallel sizes of `System.tp_sizes`
+    tau: MeasuredTau | None = None  # where plans read a measured one
     prefill: Prepared | None = None  # of the prefill workers, where the workers decode alone
 
     @property
@@ -360,6 +362,9 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
         tail=tail,
         agents=agents,
         evaluation_trace=_evaluation_trace(scenario, inputs),
+        tau=read_tau(scenario.profile.tau, model=model.name, gpu=cluster.gpu, tp=cluster.tp)
+        if scenario.profile.tau and system.reads_tau
+        else None,
     )
     _require_evaluable(prepared)
     apart = system.rollout_share is not None or system.off_policyness != 0
@@ -412,6 +417,10 @@ def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:
         "give it judge.gpus",
     )
     refuse(
+        (
+            judge.profile.tau,
+            "judge.profile.tau: a judge has no ranking groups; leave it out, profile.tau is of the rollout workers",
+        ),
         (gpus % tp, f"judge.tp is {tp}: it does not divide its {gpus} GPUs; use a divisor"),
         (
             model.heads % tp,

@@ -219,7 +219,13 @@ class Schedule:
             workers,
             dispatcher,
             RolloutTimes(
-                size.profile, trace.metadata.cap_tokens, most, prompt_tokens, capacity, costs
+                size.profile,
+                trace.metadata.cap_tokens,
+                most,
+                prompt_tokens,
+                capacity,
+                costs,
+                replace(size.tau, asked={}) if size.tau else None,
             ),
         )
 
@@ -322,9 +328,17 @@ class Schedule:
             ),
             "faults": self._faults,
         }
+        if prepared.system.reads_tau:
+            measured, of = self._fleets[0].times.tau, prepared.profile.metadata
+            metadata["tau"] = {
+                "kind": "measured" if measured else "computed",
+                "source": measured.source if measured else f"{of.model} on {of.gpu}, tp {of.tp}",
+            }
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
-        metadata |= {key: facts[key] for key in ("planner", "stale_samples") if key in facts}
+        metadata |= {
+            key: facts[key] for key in ("planner", "stale_samples", "history") if key in facts
+        }
         if self._simulates and (prepared.prefill or prepared).limits.prefix_caching:
             metadata["prefix_cache"] = cache_totals(
                 cast(SimulatedWorker, worker) for fleet in self._fleets for worker in fleet.workers
@@ -377,6 +391,7 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
     )
     if prepared.drafts is not None:
         drafting = Drafting(prepared.drafts, deployment, most, seed, schedule.spot)
+        schedule.recorder.facts |= drafting.facts
     if prepared.tail is not None:
         drafters = tail_drafting(prepared.tail, deployment, most, seed)
     return worker_fleet(

@@ -47,6 +47,28 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
         gt=0,
         description="link to a rollout host, over which the indexes of its prompts are sent in turn; 400 Gb/s (RhymeRL §7)",
     )
+    compressed_bytes_per_token: float | None = Field(
+        default=None,
+        gt=0,
+        description="keep the tokens of an index without room compressed, at this size, and index them again for the next "
+        "epoch; 0.43 to 0.88 was measured (zstd 1, experiments/history_memory.md); none: no compression",
+    )
+    codec_tokens_per_s: float = Field(
+        default=1e8,
+        gt=0,
+        description="rate at which a worker compresses or decompresses tokens; a lower bound for one core of this project's "
+        "machine (zstd 1: 133 M and 428 M tokens/s)",
+    )
+    swap_bytes_per_s: float | None = Field(
+        default=None,
+        gt=0,
+        description="SSDs of all nodes together, where an index without room, or its compressed tokens, is written and read "
+        "back for the next epoch; none: no swap",
+    )
+    prefetch: bool = Field(
+        default=True,
+        description="bring the indexes of the next step's prompts back while a step runs; else when a response begins",
+    )
 
 
 class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):

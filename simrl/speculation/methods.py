@@ -147,8 +147,9 @@ def histospec(
     2 (up to 32) after a fully accepted draft, and resets to 2 otherwise. A worker stops drafting while its batch is too large
     for drafts to pay, judged from the profile and the recent acceptance rate. History workers build the indexes (scenario:
     speculation.history_workers) and send each to the host of the worker that gets a response to its prompt; until it is there,
-    the prompt decodes without drafts, as all prompts do in the first epoch. With `epochs_back` above 1, the indexes of all
-    these epochs must be there.
+    the prompt decodes without drafts, as all prompts do in the first epoch. An index without room in memory is evicted, or with
+    compressed_bytes_per_token or swap_bytes_per_s compressed and swapped until its prompt runs. With `epochs_back` above 1,
+    the indexes of all these epochs must be there.
     Not modelled: indexes of incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in
     the next epoch.
     """

@@ -34,7 +34,7 @@ Outcome = dict[str, Any]  # {"row": its row}, or {"error": one line, "cause": of
 # of a scenario: nothing that is simulated depends on them
 _LABELS = ("name", "variant", "calibration")
 _HASHED_APART = {*_LABELS, "system"}
-_FILES = (".parquet", ".json")  # ends of names of files that have no folder
+_FILES = (".parquet", ".json", ".csv")  # ends of names of files that have no folder
 _QUOTED = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 

@@ -38,7 +38,7 @@ from simrl.systems.recipes import make_system
 SYSTEM = "system.name"
 PATH_KEYS = (
     *("workload.trace", "evaluation.lengths.trace", "profile.path", "judge.profile.path"),
-    "speculation.draft_profile",
+    *("profile.tau", "speculation.draft_profile"),
 )
 TABLE_FILES = re.compile(r"system\.name=\w+/part-0\.parquet")
 

@@ -98,6 +98,11 @@ class System:
         return bool(self.filter_groups) or self.dynamic_sampling is not None
 
     @property
+    def reads_tau(self) -> bool:
+        """True if its plans read τ (`simrl.profile.tau`)."""
+        return bool(getattr(getattr(self.pipeline, "keywords", {}).get("rule"), "ranked", False))
+
+    @property
     def label(self) -> str:
         """Name with the given parameters, such as `areal(eta=4)`."""
         return with_parameters(self.name, self.parameters)

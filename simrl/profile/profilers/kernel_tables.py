@@ -181,7 +181,7 @@ def _experts(
     Tokens meet experts independently. Its activation and its sum also pass over the pairs of other GPUs' experts, and
     both products write zeros there (vLLM 0.19, `TritonExperts`).
     """
-    rows = _read_csv(path, ("tokens", "activated_experts"))
+    rows = read_csv(path, ("tokens", "activated_experts"))
     grid = rows.pivot(index="tokens", columns="activated_experts", values="time_us")
     share = gpus if ep > 1 else 1
     ticks = share * grid.index.to_numpy(float)
@@ -211,7 +211,7 @@ def _with_stragglers(tables: Tables, path: Path) -> Tables:
     """
     # sequences, long ones; chunk, its context; KV tokens
     axes = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean")
-    rows = _read_csv(path, axes, ("t_mean_us", "t_skew_us"))
+    rows = read_csv(path, axes, ("t_mean_us", "t_skew_us"))
     beside = rows["pc"] > 0
     ahead = rows["kv_big"] - np.maximum(rows["kv_mean"], rows["pc"] + rows["kp"])
     rows = rows.assign(share=rows["nb"] / rows["n"], beside=beside, ahead=ahead)
@@ -276,17 +276,21 @@ def read_meta(folder: Path, tp: int = 1) -> tuple[Path, dict[str, Any]]:
     return rank, dict(meta)
 
 
-def _read_csv(
-    path: Path, axes: tuple[str, ...], times: tuple[str, ...] = ("time_us",)
+def read_csv(
+    path: Path,
+    axes: tuple[str, ...],
+    times: tuple[str, ...] = ("time_us",),
+    optional: tuple[str, ...] = (),
 ) -> pd.DataFrame:
-    """Read a table; raise `InputError` for missing columns, values that are not numbers of zero or more, and two times of
-    one point."""
+    """Read a table, of which the `optional` axes may be missing; raise `InputError` for missing columns, values that are not
+    numbers of zero or more, and two times of one point."""
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
         raise InputError(
             f"{path}: cannot be read as CSV ({first_line(error)}); profile it, too"
         ) from error
+    axes = (*axes, *(axis for axis in optional if axis in table))
     columns = [*axes, *times]
     if missing := [column for column in columns if column not in table]:
         raise InputError(
@@ -302,7 +306,7 @@ def _read_csv(
         raise InputError(
             f"{path}: row {row + 2}: {column} is {value}; it must be zero or more: profile it again"
         )
-    twice = np.flatnonzero(table.duplicated([*axes]) & (times == ("time_us",)))
+    twice = np.flatnonzero(table.duplicated([*axes]) & (len(times) == 1))
     for row in twice[:1]:
         point = ", ".join(f"{axis} {table[axis][row]}" for axis in axes)
         raise InputError(f"{path}: row {row + 2}: {point} is there twice; keep one row")
@@ -311,7 +315,7 @@ def _read_csv(
 
 def _summed(path: Path, axis: str, calls: dict[str, int]) -> tuple[Floats, Floats]:
     """Return the ticks of `axis`, and at each the seconds of all layer kinds, each times its calls in a pass."""
-    rows = _read_csv(path, ("layer", axis))
+    rows = read_csv(path, ("layer", axis))
     grid = rows.pivot(index=axis, columns="layer", values="time_us")
     unknown = sorted({*map(str, grid)} - {*calls})
     absent = [kind for kind in calls if kind not in grid and kind != "qk_norm"]
@@ -341,7 +345,7 @@ def _attention_grid(path: Path, meta: dict[str, Any]) -> tuple[list[Floats], Flo
 
     More sequences than were measured beside a prefill chunk add to the most that were what they add without prefill.
     """
-    measured = _read_csv(path, ATTENTION_AXES).set_index([*ATTENTION_AXES])["time_us"]
+    measured = read_csv(path, ATTENTION_AXES).set_index([*ATTENTION_AXES])["time_us"]
     chunks, kv, decodes = (_declared_ticks(meta, key, path) for key in ("chunks", "kv", "n_decode"))
     axes = [chunks, kv, decodes, kv[1:]]
     c, k, n, d = (points.ravel() for points in np.meshgrid(*axes, indexing="ij"))

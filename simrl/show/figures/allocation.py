@@ -16,7 +16,7 @@ from simrl.show.style import FAINT, INK, LOOKS, PAPER, SERIES, Picture, legend_a
 
 def allocation_figure(d: dict[str, Any]) -> Picture:
     """Draw the data of `simrl.analysis.allocation.allocate_step`."""
-    title = f"Step {d['step']}, history epoch {d['history_epoch']}: {d['workers']} workers, {d['profile']}"
+    title = f"Step {d['step']}, history epoch {d['history_epoch']}: {d['workers']} workers, τ {d['tau']['kind']}"
     figure, (left, right) = panels(title, width_ratios=(1.15, 1))
     _draw_groups(left, d)
     _draw_workers(right, d)

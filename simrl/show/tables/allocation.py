@@ -20,7 +20,7 @@ PLAN_NAMES = {
 def print_allocation(d: dict[str, Any], console: Console) -> None:
     """Print the data of `simrl.analysis.allocation.allocate_step`."""
     samples = f"{d['samples']:,} samples in {len(d['groups'])} groups on {d['workers']} workers"
-    head = f", history epoch {d['history_epoch']}: {samples}; predicted for {d['profile']}"
+    head = f", history epoch {d['history_epoch']}: {samples}; τ {d['tau']['kind']}, {d['tau']['source']}"
     console.print(Text.assemble((f"Step {d['step']}", "bold"), head))
     headings = ("group", "prompts", "mean tokens", "equal", "s", "two-tier", "s", "target s")
     cells = (
@@ -30,6 +30,12 @@ def print_allocation(d: dict[str, Any], console: Console) -> None:
     groups = [cells.format(**group).split() for group in d["groups"]]
     console.print(framed_table(headings, groups, "Workers of each group"))
     searched = f"searched to {d['precision_s']:g} s; the smallest possible is {d['exact_gradient_s']:.2f} s"
+    if d["tau"]["kind"] == "measured":
+        say(
+            console,
+            f"The two-tier plan with τ computed for {d['profile']}, in seconds: "
+            + " ".join(f"{group['computed_s']:,.1f}" for group in d["groups"]),
+        )
     say(
         console,
         f"Target: t0 {d['t0_s']:.2f} s, gradient {d['gradient_s']:.2f} s a group ({searched})",

@@ -67,6 +67,8 @@ def print_explanation(e: Explanation, console: Console) -> None:
         "Occupancy": filled and f"{filled}, {left_out}",
         "Admission": e.admission,
         "Planner": e.planner,
+        "τ of ranking groups": e.tau,
+        "Indexes of the history": e.history,
         "Evaluations": _evaluations(e.evaluations) if e.evaluations else "",
         "Pools": _pools(e.pools) if e.pools else "",
         "Weight sync": e.weight_sync,

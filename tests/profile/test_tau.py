@@ -1,0 +1,205 @@
+"""RhymeRL's τ as a measured table: rows come back, lines in between, marked beyond; bad files are named."""
+
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, strategies as st
+
+from simrl.analysis.allocation import allocate_step
+from simrl.analysis.explanation import explain_result
+from simrl.errors import InputError
+from simrl.profile.drafted import Drafted
+from simrl.profile.profile import read_profile
+from simrl.profile.tau import MeasuredTau, read_tau
+from simrl.simulate.prepare import prepare
+from simrl.trace.synthesis import LengthModel, synthesise
+from tests.conservation import assert_nothing_is_lost
+from tests.helpers import scenario, watch
+
+HEAD = "model,gpu,tp,source,length_tokens,workers,responses,accept_length,seconds"
+ENGINE = "qwen3-0.6b,h100,2,a test"
+
+
+def seconds_of(length: int, workers: int, responses: int, accept: float) -> float:
+    return 0.5 + 0.001 * length * (1 + responses / workers) / accept
+
+
+def rows_of(
+    lengths=(100, 300), workers=(1, 2, 4), responses=(8, 64), accepts=(1.0, 3.0)
+) -> list[str]:
+    return [
+        f"{ENGINE},{','.join(map(str, place))},{seconds_of(*place)!r}"
+        for place in product(lengths, workers, responses, accepts)
+    ]
+
+
+def written(folder: Path, rows: list[str], head: str = HEAD) -> Path:
+    path = folder / "tau.csv"
+    path.write_text("\n".join([head, *rows]) + "\n")
+    return path
+
+
+def one(tau: MeasuredTau, length: float, workers: int, responses: int, accept: float) -> float:
+    table = tau.table([[length]], [responses], workers, [Drafted(accept)])
+    return float(table[0, workers - 1])
+
+
+def test_a_table_gives_its_rows(tmp_path):
+    tau = read_tau(written(tmp_path, rows_of()))
+    for place in product((100, 300), (1, 2, 4), (8, 64), (1.0, 3.0)):
+        assert one(tau, *place) == pytest.approx(seconds_of(*place))
+    assert tau.source == "tau.csv; a test"
+
+
+def test_between_rows_tau_is_linear_in_tokens_and_responses_and_in_one_over_the_workers(tmp_path):
+    tau = read_tau(written(tmp_path, rows_of(accepts=(1.0,))))
+    for place in ((200, 3, 20, 1.0), (130, 1, 64, 1.0), (300, 3, 9, 1.0)):
+        assert one(tau, *place) == pytest.approx(seconds_of(*place))
+    assert "extrapolated" not in tau.source
+
+
+def test_a_group_is_as_long_as_the_mean_of_its_lengths(tmp_path):
+    tau = read_tau(written(tmp_path, rows_of()))
+    table = tau.table([[100, 300], [200, 200]], [8, 8], 4)
+    assert table[0].tolist() == table[1].tolist()
+
+
+def test_beyond_the_rows_tau_goes_on_and_says_so(tmp_path):
+    tau = read_tau(written(tmp_path, rows_of(accepts=(1.0,))))
+    assert one(tau, 900, 8, 64, 1.0) == pytest.approx(seconds_of(900, 8, 64, 1.0))
+    assert (
+        tau.source
+        == "tau.csv; a test; extrapolated: length_tokens 900 to 900, measured 100 to 300; "
+        "extrapolated: workers 1 to 8, measured 1 to 4"
+    )
+    assert one(read_tau(tau.path), 1, 1, 8, 1.0) >= 0.0
+
+
+def test_columns_that_are_missing_hold_for_any_group(tmp_path):
+    rows = [f"{n},{k},{n / k}" for n in (10, 20) for k in (1, 2)]
+    tau = read_tau(written(tmp_path, rows, "length_tokens,workers,seconds"))
+    assert one(tau, 10, 2, 1, 1.0) == one(tau, 10, 2, 999, 7.0) == 5.0
+    assert tau.source == "tau.csv"
+
+
+@given(
+    length=st.floats(1, 1e5),
+    workers=st.integers(1, 64),
+    responses=st.integers(1, 4096),
+    accept=st.floats(1, 16),
+)
+def test_tau_is_finite_and_never_below_zero(tmp_path_factory, length, workers, responses, accept):
+    tau = read_tau(written(tmp_path_factory.mktemp("tau"), rows_of()))
+    assert 0.0 <= one(tau, length, workers, responses, accept) < np.inf
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [
+        (lambda rows: rows[:-1], r"no row with accept_length 3, responses 64, length_tokens 300, workers 4; .*full grid"),
+        (lambda rows: [*rows, rows[2]], r"row 26: .* is there twice; keep one row"),
+        (lambda rows: [rows[0].replace(",100,", ",x,"), *rows[1:]], r"row 2: length_tokens is 'x'"),
+        (lambda rows: [*rows, f"{ENGINE},100,1.5,8,1,2"], r"row 26: workers is 1.5; give seconds above 0"),
+        (lambda rows: [*rows, f"{ENGINE},100,8,8,1,0"], r"row 26: seconds is 0; give seconds above 0"),
+        (lambda rows: [*rows, f"{ENGINE},100,0,8,1,2"], r"row 26: workers is 0; give"),
+        (lambda rows: rows[:12], r"length_tokens is 100 in all rows; τ needs two values"),
+        (lambda rows: [*rows[:-1], rows[-1].replace("qwen3-0.6b", "qwen3-4b")], r"model differs between rows"),
+        (lambda rows: [], r"length_tokens is in no row"),
+    ],
+)  # fmt: skip
+def test_a_bad_table_is_named_with_its_row_its_value_and_the_remedy(tmp_path, change, words):
+    with pytest.raises(InputError, match=rf"tau.csv: .*{words}"):
+        read_tau(written(tmp_path, change(rows_of())))
+
+
+def test_a_file_that_is_no_table_and_a_table_of_another_engine_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
+        read_tau(tmp_path / "none.csv")
+    with pytest.raises(InputError, match="no column 'workers'; found length_tokens, dp, seconds"):
+        read_tau(written(tmp_path, ["1,1,1"], "length_tokens,dp,seconds"))
+    path = written(tmp_path, rows_of())
+    assert read_tau(path, model="Qwen3-0.6B", gpu="h100", tp=2)
+    with pytest.raises(InputError, match="τ of gpu h100, not of h200; name the table"):
+        read_tau(path, gpu="h200")
+
+
+def test_a_scenario_reads_the_table_where_its_system_ranks_groups(tmp_path):
+    path = written(tmp_path, rows_of())
+    engine = {
+        "model": "qwen3-0.6b",
+        "cluster": {"gpu": "h100", "gpus": 8, "tp": 2},
+        "profile": {"tau": str(path), "roofline": {}},
+    }
+    ranked, plain = (
+        prepare(scenario({"name": name}, **engine)) for name in ("rhymerl", "one_step_off")
+    )
+    assert ranked.tau is not None and plain.tau is None
+    assert any("profile.tau is without effect" in words for words in plain.inputs()["not_modelled"])
+    assert not any("profile.tau" in words for words in ranked.inputs()["not_modelled"])
+    with pytest.raises(InputError, match="τ of tp 2, not of 1"):
+        prepare(
+            scenario(
+                {"name": "rhymerl"}, **{**engine, "cluster": {"gpu": "h100", "gpus": 8, "tp": 1}}
+            )
+        )
+
+
+def test_a_run_plans_by_the_table_and_says_so(tmp_path):
+    rows = [f"{n},{k},{n / k}" for n in (10, 200) for k in (1, 2, 4)]
+    path = written(tmp_path, rows, "length_tokens,workers,seconds")
+    made = {}
+    for name, tau in (("measured", str(path)), ("computed", None)):
+        lengths = {"steps": 6, "prompts_per_step": 4, "prompts": 8, "group": 4, "cap_tokens": 200}
+        synthetic = lengths | {"mean_tokens": 60, "sigma": 0.8, "prompt_tokens": 20}
+        made[name] = watch(
+            prepare(
+                scenario(
+                    {"name": "rhymerl", "speculation": "none", "ranking_groups": 2},
+                    steps=6,
+                    cluster={"gpu": "h100", "gpus": 8, "tp": 1},
+                    profile={"tau": tau, "roofline": {"between_passes_s": 0.01}},
+                    workload={"synthetic": synthetic},
+                )
+            )
+        )
+        assert_nothing_is_lost(made[name])
+        given = made[name].result.metadata["tau"]
+        assert given["kind"] == name
+        assert str(explain_result(made[name].result).tau) == f"{name}, {given['source']}"
+    assert made["measured"].result.metadata["tau"]["source"].startswith("tau.csv; extrapolated: ")
+    assert (
+        "extrapolated: workers 1 to 6, measured 1 to 4"
+        in made["measured"].result.metadata["tau"]["source"]
+    )
+    assert made["measured"].result.samples != made["computed"].result.samples
+
+
+def test_an_allocation_is_made_with_the_table_beside_the_profiles_seconds(tmp_path):
+    rows = [f"{n},{k},{n / k}" for n in (100, 2000) for k in (1, 2, 4)]
+    tau = read_tau(written(tmp_path, rows, "length_tokens,workers,seconds"))
+    profile = read_profile(Path(__file__).parents[2] / "profiles/qwen3-14b_h100_tp2.parquet")
+    model = LengthModel(
+        steps=4,
+        prompts_per_step=8,
+        prompts=16,
+        group=4,
+        cap_tokens=2000,
+        mean_tokens=600,
+        sigma=0.8,
+    )
+    trace = synthesise(model, 0)
+    measured, computed = (allocate_step(trace, profile, 8, 2, tau=table) for table in (tau, None))
+    assert measured["tau"]["kind"] == "measured" and computed["tau"] == {
+        "kind": "computed",
+        "source": "qwen3-14b on h100, tp 2",
+    }
+    for group in measured["groups"]:
+        assert group["predicted_s"] == pytest.approx(
+            group["representative_tokens"] / group["workers"], rel=0.3
+        )
+        assert group["computed_s"] != group["predicted_s"]
+    assert [g["computed_s"] for g in computed["groups"]] == [
+        g["predicted_s"] for g in computed["groups"]
+    ]

@@ -164,8 +164,8 @@ def test_a_workers_batch_of_96_takes_what_was_predicted_for_it():
             (
                 worker,
                 steps._run.env.now,
-                step.plan.predicted_s[worker],
-                len(step.plan.parts[worker]),
+                step.plans[0].predicted_s[worker],
+                len(step.plans[0].parts[worker]),
             )
         )
         begin(steps, step, worker)

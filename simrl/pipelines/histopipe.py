@@ -92,6 +92,8 @@ class _Steps:
         self._enough = None
         if run.dynamic_sampling is not None or rule.over_sampling > 1:
             self._enough = run.workload.batch_responses
+        # that a step keeps: where nothing is drawn again, a batch if more are drawn, or any
+        self._least = 1 if run.dynamic_sampling is not None else self._enough or 1
         self._part_groups = None
         if rule.parts is not None:
             self._part_groups = -(-run.workload.batch_groups // rule.parts)
@@ -263,8 +265,9 @@ class _Steps:
         if target is not None:
             step.worker_of[sample.uid] = target
             self._run.dispatcher.move(sample, target)
-        elif step.kept > 1 and not any(later.batch.full for later in self._steps[step.k + 1 :]):
-            # no step is left without samples, and a full batch takes no more
+        elif step.kept > self._least and not any(
+            later.batch.full for later in self._steps[step.k + 1 :]
+        ):  # the step keeps enough samples, and a full batch takes no more
             step.kept -= 1
             self._withdrawn.add(sample.uid)
             self._run.dispatcher.withdraw([sample])

@@ -17,7 +17,7 @@ from tests.pipelines.test_histopipe import epochs, stays, timed
 GROUPED = [
     {"over_sampling": 1.5},
     {"over_sampling": 2.0, "stream": True, "minibatches": 2},
-    {"dynamic_sampling": True},
+    {"dynamic_sampling": True, "over_sampling": 1.2, "migration": False},
     {"dynamic_sampling": True, "over_sampling": 1.5, "stream": True, "minibatches": 3},
     {"dynamic_sampling": True, "sub_batches": "responses", "alpha": 1.0, "least_beta": 1.0},
     {"over_sampling": 2.0, "weight_buffer": False, "alpha": 1.0, "least_beta": 1.0},
@@ -56,14 +56,14 @@ def test_over_sampling_trains_the_groups_that_come_first_and_aborts_the_rest():
 
 
 def test_groups_with_equal_rewards_are_dropped_and_another_round_is_drawn():
-    # Of each step, the second group has equal rewards. The workers go on to the second step at 10 and at 20; what the first
-    # one lacks is drawn from the third when all of it is scored, and generated next to the second.
+    # Of each step, the second group has equal rewards. Worker 0 goes on to the second step at 10. What the first one
+    # lacks is drawn from the third when all of it is scored, at 20; worker 1 generates its part before it goes on.
     steps = [[[10, 10], [20, 20]], [[40, 40], [40, 40]], [[5, 5], [6, 6]]]
     watched = timed(with_rewards(epochs(steps), [0, 1, 1, 1]), 1, dynamic_sampling=True)
     fates, place = statuses(watched), stays(watched)
     assert (fates[0, 0], fates[0, 1]) == ({"trained"}, {"dropped"})
     assert (fates[2, 4], fates[2, 5]) == ({"trained"}, {"dropped"})
-    assert [place[uid][0][3] for uid in (4, 6, 8, 10)] == [10.0, 20.0, 21.0, 21.0]
+    assert [place[uid][0][3] for uid in (4, 6, 8, 10)] == [10.0, 26.0, 21.0, 20.0]
 
 
 def test_a_batch_that_ten_rounds_do_not_fill_ends_the_run_with_one_line():
@@ -150,7 +150,7 @@ def test_grouped_steps_lose_nothing_and_no_token_is_more_than_a_version_old(
     # A batch has the responses of four groups of three, or the group that fills it brings up to two more.
     if "filter_groups" not in parameters:
         assert all(12 <= u["samples"] <= 14 for u in updates)
-    if not any(u["carried_tokens"] for u in updates) and parameters.get("dynamic_sampling"):
+    if parameters.get("migration") is False:
         groups = Counter(
             (r["trace_step"], r["prompt_id"], r["epoch"])
             for r in samples

@@ -60,7 +60,7 @@ class _Step:
     """A step of the run: its batch, its plans, the first made when the first worker asks for it,
     one more for each further round, and its progress.
 
-    By worker: the predicted end, once begun. By uid: each submitted sample and its worker, and the
+    By worker: the predicted end, once begun. By uid: the worker of each submitted sample, and the
     group so far of each unfinished one. `kept` samples will be in the batch; `carried` come from
     the step before, and wait for the worker that is predicted to end last.
     """
@@ -71,13 +71,8 @@ class _Step:
     siblings: dict[int, list[Rollout | None]] = field(default_factory=dict)
     kept: int = 0
     ends_s: dict[int, float] = field(default_factory=dict)
-    samples: dict[int, Sample] = field(default_factory=dict)
     worker_of: dict[int, int] = field(default_factory=dict)
     carried: list[Rollout] = field(default_factory=list)
-
-    @property
-    def last_worker(self) -> int:
-        return self.plans[0].last_worker
 
 
 class _Steps:
@@ -89,14 +84,9 @@ class _Steps:
         self.train_s = 0.0
         self._run = run
         self._round_groups = times(rule.over_sampling, run.workload.batch_groups)
-        self._enough = None
-        if run.dynamic_sampling is not None or rule.over_sampling > 1:
-            self._enough = run.workload.batch_responses
-        # that a step keeps: where nothing is drawn again, a batch if more are drawn, or any
-        self._least = 1 if run.dynamic_sampling is not None else self._enough or 1
-        self._part_groups = None
-        if rule.parts is not None:
-            self._part_groups = -(-run.workload.batch_groups // rule.parts)
+        over_sampled = run.dynamic_sampling is not None or rule.over_sampling > 1
+        self._enough = run.workload.batch_responses if over_sampled else None
+        self._part_groups = rule.parts and -(-run.workload.batch_groups // rule.parts)
         self._migrates = rule.migration
         self._planner = Planner(rule, run.dispatcher.history, run.times)
         self._steps: list[_Step] = []
@@ -174,7 +164,7 @@ class _Steps:
         samples = [each for each in plan.parts.get(worker, []) if each.uid in step.siblings]
         rollouts = [Rollout(sample, (), False) for sample in samples]
         step.ends_s[worker] = self._run.env.now + plan.predicted_s.get(worker, 0.0)
-        if worker == step.last_worker:
+        if worker == plan.last_worker:
             rollouts, step.carried = rollouts + step.carried, []
         if rollouts:
             self._submit(step, rollouts, worker)
@@ -187,7 +177,7 @@ class _Steps:
         samples = [rollout.sample for rollout in rollouts]
         ends = self._run.dispatcher.submit(samples, partials, to=to, min_version=version)
         for sample, end in zip(samples, ends, strict=True):
-            step.worker_of[sample.uid], step.samples[sample.uid] = worker, sample
+            step.worker_of[sample.uid] = worker
             on_fire(end, partial(self._ended, step, sample))
         self._watch_the_last(step)
 
@@ -227,8 +217,12 @@ class _Steps:
         left, step.siblings = step.siblings, {}
         for so_far in {id(so_far): so_far for so_far in left.values()}.values():
             self._drop([rollout for rollout in so_far if rollout is not None and rollout.done])
-        running = left.keys() & step.samples.keys() - self._withdrawn
-        self._run.dispatcher.withdraw([step.samples[uid] for uid in sorted(running)])
+        parts = [part for plan in step.plans for part in plan.parts.values()]
+        rest = [sample for part in parts for sample in part if sample.uid in left]
+        running = [each for each in rest if each.uid in step.worker_of]
+        self._run.dispatcher.withdraw([each for each in running if each.uid not in self._withdrawn])
+        never_begun = [each for each in rest if each.uid not in step.worker_of]
+        self._run.recorder.on_dropped([Rollout(sample, (), False) for sample in never_begun])
 
     def _drop(self, rollouts: list[Rollout]) -> None:
         """Drop responses; of a group with a dropped one, the history has the finished ones."""
@@ -258,6 +252,8 @@ class _Steps:
         if sample.uid not in step.siblings:
             return  # it has ended at this very boundary
         self._migrated.add(sample.uid)
+        # A step keeps a response, or a batch of those that it over-samples and will not draw again.
+        least = 1 if self._run.dynamic_sampling is not None else self._enough or 1
         target = plan.destination(
             step.worker_of[sample.uid],
             Counter(worker for uid, worker in step.worker_of.items() if uid in step.siblings),
@@ -265,9 +261,8 @@ class _Steps:
         if target is not None:
             step.worker_of[sample.uid] = target
             self._run.dispatcher.move(sample, target)
-        elif step.kept > self._least and not any(
-            later.batch.full for later in self._steps[step.k + 1 :]
-        ):  # the step keeps enough samples, and a full batch takes no more
+        elif step.kept > least and not any(later.batch.full for later in self._steps[step.k + 1 :]):
+            # a full batch takes no more
             step.kept -= 1
             self._withdrawn.add(sample.uid)
             self._run.dispatcher.withdraw([sample])
@@ -285,7 +280,7 @@ class _Steps:
         later.kept += 1
         later.batch.awaited += 1
         later.siblings[rollout.sample.uid] = [None]
-        if later.last_worker in later.ends_s:
-            self._submit(later, [carried], later.last_worker)
+        if (last_worker := later.plans[0].last_worker) in later.ends_s:
+            self._submit(later, [carried], last_worker)
         else:
             later.carried.append(carried)

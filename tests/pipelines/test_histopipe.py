@@ -193,9 +193,9 @@ def test_the_drafts_of_a_ranking_group_enter_its_predicted_time():
     }
     asked, table = [], RolloutTimes.table
 
-    def tables(times, lengths, samples, most, drafted):
+    def tables(times, lengths, samples, most, drafted, together):
         asked.append(drafted)
-        return table(times, lengths, samples, most, drafted)
+        return table(times, lengths, samples, most, drafted, together)
 
     with patch.object(RolloutTimes, "table", tables):
         timed(trace_of(groups), 4, speculation={"name": "histospec", "gate": "open"})

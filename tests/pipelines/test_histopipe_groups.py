@@ -8,11 +8,16 @@ from hypothesis import given, strategies as st
 
 from simrl.dispatch.histopipe import Planner
 from simrl.errors import InputError
+from simrl.speculation.choices import HistoryRule
+from simrl.speculation.trace_runs import history_runs
+from simrl.speculation.windows import Aimd
 from simrl.systems.recipes import make_system
 from simrl.trace.trace import Trace
 from tests.conservation import assert_nothing_is_lost
 from tests.helpers import examples, rows
 from tests.pipelines.test_histopipe import epochs, stays, timed
+from tests.runtime.test_drafting import walked
+from tests.token_traces import random_groups
 
 GROUPED = [
     {"over_sampling": 1.5},
@@ -87,6 +92,31 @@ def test_a_prompt_with_a_dropped_response_is_ranked_by_its_finished_ones():
     assert statuses(watched)[0, 0] == {"dropped"}
     assert ranked[1][0].prompts == (0, 1)  # of prompts with 4, 8, 9 tokens, and one that is unknown
     assert ranked[1][0].lengths_tokens.tolist() == [4, 8, 8]
+
+
+def test_a_prompt_with_dropped_responses_drafts_from_its_finished_ones():
+    # Two steps an epoch; each draws all six prompts, trains the first twelve responses and aborts the others.
+    trace = random_groups(4, epochs=2, prompts=6)
+    columns = {name: trace.table.column(name) for name in trace.table.column_names}
+    steps = 2 * trace.column("epoch") + (trace.column("prompt_id") >= 3)
+    trace = Trace.from_columns({**columns, "step": steps}, trace.metadata)
+    method = {"name": "histospec", "gate": "open", "prompt_tail_tokens": 0}
+    watched = timed(trace, 2, over_sampling=2.0, migration=False, speculation=method)
+    samples = [row for row in rows(watched.result.samples) if row["epoch"] < 2]
+    finished = {
+        (r["prompt_id"], r["sample"]) for r in samples if r["epoch"] == 0 and r["finished_s"]
+    }
+    now = {(r["prompt_id"], r["sample"]) for r in samples if r["epoch"] == 1 and r["finished_s"]}
+    places = zip(*(trace.column(n).tolist() for n in ("epoch", "prompt_id", "sample")), strict=True)
+    kept = [place[1:] in (now if place[0] else finished) for place in places]
+    part = Trace(trace.table.filter(kept), trace.metadata)
+    alone = walked(part, history_runs(part, HistoryRule(prompt_tail_tokens=0)), Aimd())
+    drafted = [r for r in samples if r["epoch"] == 1 and r["finished_s"] and r["drafted_tokens"]]
+    groups = Counter(prompt for prompt, _ in finished)
+    assert {groups[r["prompt_id"]] for r in drafted} >= {3, 4}  # also of incomplete groups
+    for r in drafted:
+        found = r["drafted_tokens"], r["accepted_tokens"], r["verifications"]
+        assert found == alone[1, r["prompt_id"], r["sample"]]
 
 
 def test_training_takes_each_mini_batch_as_soon_as_its_groups_are_scored():

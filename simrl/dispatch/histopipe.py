@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import chain
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,11 +29,14 @@ if TYPE_CHECKING:  # compiled
     from simrl.profile.rollout_times import RolloutTimes
 
 UNRANKED = -1  # the group of samples that a plain plan has placed
+SubBatches = Literal["prompts", "responses"]
 
 
 class HistoPipe(NamedTuple):
     """The parameters of the rule, as in `simrl systems show rhymerl`; `ranked`: ranking groups, in
-    place of equal parts."""
+    place of equal parts. `sub_batches`: what is dealt to the workers of a ranking group, whole
+    prompts or single responses. `over_sampling`: groups of a round, in batches. `parts`:
+    mini-batches that training takes as they come (None: whole batches)."""
 
     ranked: bool
     two_tier: bool
@@ -44,6 +48,9 @@ class HistoPipe(NamedTuple):
     migration: bool
     alpha: float
     least_beta: float
+    sub_batches: SubBatches
+    over_sampling: float
+    parts: int | None
 
 
 @dataclass
@@ -84,12 +91,18 @@ class Plan:
         )
 
 
-def equal_parts(groups: Sequence[Group], workers: Sequence[int]) -> Plan:
-    """Plan equal contiguous parts: the first epoch has no history."""
-    samples = [sample for group in groups for sample in group]
-    cuts = np.array_split(np.arange(len(samples)), len(workers))
-    parts = {worker: [samples[i] for i in cut] for worker, cut in zip(workers, cuts, strict=True)}
-    return Plan(parts, dict.fromkeys(workers, 0.0))
+def units(groups: Sequence[Group], sub_batches: SubBatches) -> Sequence[Group]:
+    """Return what stays together at a worker: the groups, or each sample alone."""
+    if sub_batches == "prompts":
+        return groups
+    return [[sample] for group in groups for sample in group]
+
+
+def equal_parts(parts: Sequence[Group], workers: Sequence[int]) -> Plan:
+    """Plan equal contiguous parts of these units: the first epoch has no history."""
+    cuts = np.array_split(np.arange(len(parts)), len(workers))
+    of_worker = [[sample for i in cut for sample in parts[i]] for cut in cuts]
+    return Plan(dict(zip(workers, of_worker, strict=True)), dict.fromkeys(workers, 0.0))
 
 
 class Planner:
@@ -124,20 +137,22 @@ class Planner:
         the last update."""
         ranking = self._ranking(groups, len(workers)) if self._rule.ranked else ()
         if not ranking:
-            return equal_parts(groups, workers)
-        samples_of = {group[0].prompt_id: group for group in groups}
-        ranks = [
-            [sample for prompt in part.prompts for sample in samples_of[prompt]] for part in ranking
+            return equal_parts(units(groups, self._rule.sub_batches), workers)
+        numbered = dict(zip(_numbers(groups), groups, strict=True))
+        dealt = [
+            units([numbered[number] for number in part.prompts], self._rule.sub_batches)
+            for part in ranking
         ]
-        counts, group_s = self._workers_of(ranking, list(map(len, ranks)), len(workers), train_s)
+        ranks = [list(chain(*of_rank)) for of_rank in dealt]
+        counts, group_s = self._workers_of(ranking, dealt, len(workers), train_s)
         places = allocation.fill(k, counts, self._rule.alternation, busy_s, group_s)
         plan = Plan(groups=[self._ranked(*pair) for pair in zip(ranks, ranking, strict=True)])
-        for rank, samples in enumerate(ranks):
+        for rank in range(len(ranks)):
             of_rank = [
                 worker for worker, place in zip(workers, places, strict=True) if place == rank
             ]
             for i, worker in enumerate(of_rank):
-                plan.parts[worker] = samples[i :: len(of_rank)]
+                plan.parts[worker] = list(chain(*dealt[rank][i :: len(of_rank)]))
                 plan.predicted_s[worker], plan.rank_of[worker] = group_s[rank], rank
         return plan
 
@@ -145,8 +160,8 @@ class Planner:
         """Return tier 1 of §6.4: the prompts, ranked by their history, in groups; nothing without
         history. A prompt without history is expected to be as long as the others."""
         lengths = {
-            group[0].prompt_id: self._history.lengths(group[0].prompt_id, group[0].epoch)
-            for group in groups
+            number: self._history.lengths(group[0].prompt_id, group[0].epoch)
+            for number, group in zip(_numbers(groups), groups, strict=True)
         }
         known = [tokens for tokens in lengths.values() if tokens.size]
         if not known:
@@ -162,7 +177,7 @@ class Planner:
     def _workers_of(
         self,
         ranking: Sequence[allocation.RankingGroup],
-        samples: Sequence[int],
+        dealt: Sequence[Sequence[Group]],
         workers: int,
         train_s: float,
     ) -> tuple[tuple[int, ...], tuple[float, ...]]:
@@ -170,7 +185,11 @@ class Planner:
         with them."""
         drafted = self._drafted_by_rank(len(ranking))
         table = self._times.table(
-            [part.lengths_tokens for part in ranking], samples, workers, drafted
+            [part.lengths_tokens for part in ranking],
+            [sum(map(len, of_rank)) for of_rank in dealt],
+            workers,
+            drafted,
+            max(len(unit) for of_rank in dealt for unit in of_rank),
         )
         counts = allocation.equal_workers(len(ranking), workers)
         if self._rule.two_tier:
@@ -206,3 +225,11 @@ class Planner:
             grown = allocation.growth_factor(before, last) if before.keys() & last.keys() else 0.0
             self._betas[epoch] = max(grown, self._rule.least_beta)
         return self._betas[epoch]
+
+
+def _numbers(groups: Sequence[Group]) -> list[int]:
+    """Return a number for each group, in the order of epochs and prompts: a step that draws more
+    than a batch may have a prompt of two epochs."""
+    firsts = [group[0] for group in groups]
+    order = np.lexsort(([first.prompt_id for first in firsts], [first.epoch for first in firsts]))
+    return list(np.argsort(order).tolist())

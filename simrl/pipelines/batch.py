@@ -21,12 +21,16 @@ class Batch:
     groups (None: no parts).
 
     `target` is the number of groups that its collector hands over; None leaves the number to the
-    collector's rule. A scored group that `accepts` refuses is dropped.
+    collector's rule. A scored group that `accepts` refuses is dropped. With `enough`, the batch is
+    complete with the first groups that have as many responses; later ones are dropped. Of these,
+    `awaited` responses are carried over from the batch before, and always belong to it.
     """
 
     def __init__(self, run: RunContext, part_groups: int | None = None) -> None:
         self.groups: list[list[Rollout]] = []
         self.target: int | None = None
+        self.enough: int | None = None
+        self.awaited = 0
         self.accepts = run.accepts
         self.complete = run.env.event()
         self.parts: simpy.Store = simpy.Store(run.env)
@@ -47,6 +51,12 @@ class Batch:
     def size(self) -> int:
         """Number of groups of an update: the target, or the groups of the trace's first step."""
         return self._run.workload.batch_groups if self.target is None else self.target
+
+    @property
+    def full(self) -> bool:
+        """True if there are `enough` responses, or places for the awaited ones alone."""
+        held = self.awaited + sum(map(len, self.groups))
+        return self.enough is not None and held >= self.enough
 
     def add(self, group: list[Rollout]) -> None:
         """Score a group whose responses are all finished; it then belongs to the batch."""
@@ -72,8 +82,11 @@ class Batch:
 
     def _scored(self, scored: Any) -> None:
         self._being_scored -= 1
-        if self.accepts(scored.value):
+        carried = self.awaited > 0 and scored.value[0].carried_tokens > 0
+        if carried or (not self.full and self.accepts(scored.value)):
             self.groups.append(scored.value)
+            self.awaited -= carried
+            self._closed |= self.full and not self.awaited
             if self._part_groups is not None:
                 self._part.append(scored.value)
             if len(self._part) == self._part_groups:
@@ -83,7 +96,7 @@ class Batch:
         self._fire_if_settled()
 
     def _fire_if_settled(self) -> None:
-        if self._being_scored:
+        if self._being_scored and not (self.full and self._closed):
             return
         self._settled.fire()
         if self._closed and not self.complete.triggered:

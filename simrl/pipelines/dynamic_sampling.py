@@ -26,6 +26,14 @@ def rewards_differ(group: list[Rollout]) -> bool:
     return len(rewards) == 1 or min(rewards) < max(rewards)
 
 
+def too_few(batch: Batch, rounds: int, round_groups: int, size: int) -> InputError:
+    """Return the error for a batch that its rounds do not fill."""
+    return InputError(
+        f"dynamic sampling: {len(batch.groups)} of {rounds * round_groups} groups have unequal rewards after "
+        f"{rounds} rounds, an update needs {size}; use more over_sampling, more max_rounds, or another trace"
+    )
+
+
 def refilled(collect_round: Collector, rule: DynamicSampling) -> Collector:
     """Return a collector that runs rounds of another one until enough groups have unequal rewards.
 
@@ -39,10 +47,7 @@ def refilled(collect_round: Collector, rule: DynamicSampling) -> Collector:
         batch.target = times(rule.over_sampling, size)
         for rounds in count():
             if rounds == rule.max_rounds:
-                raise InputError(
-                    f"dynamic sampling: {len(batch.groups)} of {rounds * batch.target} groups have unequal rewards after "
-                    f"{rounds} rounds, an update needs {size}; use more over_sampling, more max_rounds, or another trace"
-                )
+                raise too_few(batch, rounds, batch.target, size)
             yield from collect_round(batch)
             yield batch.settled()
             if len(batch.groups) >= size:

@@ -96,12 +96,13 @@ class RolloutTimes:
         samples: Sequence[int],
         max_workers: int,
         drafted: Sequence[Drafted] | None = None,
+        together: int = 1,
     ) -> Floats:
         """Return τ: the seconds in which k = 1 … `max_workers` workers generate `samples[i]` responses
         whose lengths are distributed like `lengths_tokens[i]`, with drafts that yield `drafted[i]`.
-        Shape (lengths, max_workers).
+        Shape (lengths, max_workers). `together` responses, of a prompt, stay at one worker.
 
-        The fullest worker holds m = ceil(samples / k) of them; the j-th shortest of m responses
+        The fullest worker holds m = ceil(samples / k) of them, in whole prompts; the j-th shortest of m responses
         drawn from n is expected at place j (n + 1) / (m + 1) of the n. Their order is drawn."""
         if self.tau is not None:
             return self.tau.table(lengths_tokens, samples, max_workers, drafted)
@@ -112,7 +113,7 @@ class RolloutTimes:
         for i, (lengths, held) in enumerate(zip(lengths_tokens, samples, strict=True)):
             known = np.sort(np.asarray(lengths, dtype=np.float64))
             for k in range(1, max_workers + 1):
-                fullest = -(-held // k)
+                fullest = min(-(-held // (k * together)) * together, held)
                 if (i, fullest) not in seconds:
                     places = np.arange(1, fullest + 1) * (known.size + 1) / (fullest + 1) - 1
                     drawn = np.random.default_rng(_SEED).permutation(

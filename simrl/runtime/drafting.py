@@ -13,8 +13,10 @@ import heapq
 import math
 import zlib
 from collections import Counter, defaultdict
+from collections.abc import Iterable
 
 import numpy as np
+import simpy
 from numpy.typing import NDArray
 
 from simrl.engine.engine import Engine
@@ -40,7 +42,13 @@ from simrl.speculation.siblings import (
 )
 from simrl.speculation.tail_plan import TailPlan
 from simrl.speculation.toggle import Ladder
-from simrl.speculation.trace_runs import DrawnRuns, accepted_prefixes, drawn_sibling_runs, text_runs
+from simrl.speculation.trace_runs import (
+    DrawnRuns,
+    HistoryRuns,
+    accepted_prefixes,
+    drawn_sibling_runs,
+    text_runs,
+)
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Response, Sample, Trace
 
@@ -52,8 +60,9 @@ class IndexBuilders:
     """HistoSpec's history workers. Builders take indexes from a queue; indexes are kept while there
     is memory, and sent to the hosts of rollout workers, `workers_per_host` on each.
 
-    The index of a prompt's epoch is built once all its responses are finished. (A group with a
-    dropped response has none: the trace's drafts hold for whole groups.) Indexes of older epochs
+    The index of a prompt's epoch is built once all its responses are finished or dropped, of the
+    finished ones: what was generated is indexed, trained or not (§5.3), and an aborted response was
+    never sent to be scored, so its branch has no reward. Indexes of older epochs
     are evicted for newer ones. If none is left, a further index is not kept: the next epoch has its
     prompts in this order, so the oldest indexes of an epoch are needed first.
 
@@ -93,24 +102,42 @@ class IndexBuilders:
             zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
         )
         self._free_s = [0.0] * min(parameters.workers, MOST_BUILDERS)
-        self._finished: dict[tuple[int, int], dict[int, int]] = defaultdict(
+        self._finished: dict[tuple[int, int], dict[int, int | None]] = defaultdict(
             dict
-        )  # tokens by sample
+        )  # tokens by sample, None for a dropped one
+        self._indexed: dict[tuple[int, int], int] = {}  # responses in an index that was made
         self._ready_s: dict[tuple[int, int], float] = {}
         # By epoch, the oldest first: the tokens of those in memory.
         self._kept: dict[int, dict[tuple[int, int], int]] = defaultdict(dict)
         self._bytes: dict[tuple[int, int], float] = {}
         self._epoch_bytes: dict[int, float] = defaultdict(float)
 
-    def finished(self, sample: Sample, tokens: int, now_s: float) -> None:
-        """Record a finished response; the last one of its group has the index built."""
+    def finished(self, sample: Sample, tokens: int | None, now_s: float) -> None:
+        """Record a finished response, or an unfinished one that is dropped (None). The last one of
+        its group has the index built; anew if a dropped one is generated after all."""
         place = (sample.prompt_id, sample.epoch)
         size = self._group_size[sample.prompt_id, sample.epoch % self._epochs]
-        if sample.sample < size:  # the trace has this sample
-            self._finished[place][sample.sample] = tokens
-            is_new = place not in self._ready_s and place not in self._out
-            if len(self._finished[place]) == size and is_new:
-                self._build(place, sum(self._finished[place].values()), now_s)
+        if sample.sample >= size:  # the trace does not have this sample
+            return
+        group = self._finished[place]
+        group[sample.sample] = group.get(sample.sample) if tokens is None else tokens
+        lengths = [each for each in group.values() if each is not None]
+        built = place in self._ready_s or place in self._out
+        if len(group) < size or not lengths or (built and self._indexed[place] == len(lengths)):
+            return
+        if built:
+            self._drop(place)
+        self._indexed[place] = len(lengths)
+        self._build(place, sum(lengths), now_s)
+
+    def missing(self, prompt_id: int, epochs: range) -> frozenset[tuple[int, int]]:
+        """Return the responses, by epoch of the trace and sample, that are in no index."""
+        return frozenset(
+            (epoch % self._epochs, sample)
+            for epoch in epochs
+            for sample, tokens in self._finished.get((prompt_id, epoch), {}).items()
+            if tokens is None
+        )
 
     def there_s(
         self,
@@ -226,7 +253,7 @@ class Drafting:
         self._speculation = plan.speculation
         self._acceptance = plan.acceptance
         self._seed = seed
-        self._runs: AcceptRuns | DrawnRuns | None = None
+        self._runs: AcceptRuns | DrawnRuns | HistoryRuns | None = None
         self._siblings: SiblingIndex | None = None
         self._old: WholeResponseRuns | None = None
         self._builders: IndexBuilders | None = None
@@ -263,13 +290,11 @@ class Drafting:
                 self._runs = drawn_sibling_runs(plan.inputs, trace, seed)
         elif drafter in ("history", "ngram", "own"):
             self._runs = text_runs(plan.speculation, plan.inputs, trace, seed)
-        runs = (
-            self._runs.packed
-            if isinstance(self._runs, DrawnRuns)
-            else packed(self._runs)
-            if self._runs
-            else None
-        )
+        if self._builders is not None and isinstance(self._runs, AcceptRuns):
+            self._runs = HistoryRuns(self._runs, plan.speculation, plan.inputs, trace, seed)
+        runs = packed(self._runs) if isinstance(self._runs, AcceptRuns) else None
+        if isinstance(self._runs, DrawnRuns | HistoryRuns):
+            runs = self._runs.packed
         self._version = 0  # that the ladder of a toggle has seen
         self._own = decoding_of(plan, runs, self._siblings, deployment, max_num_seqs)
         self._ladder = Ladder(self._own.rule.window.start_tokens)
@@ -310,20 +335,25 @@ class Drafting:
                 engine.draft_from(slot, SIBLINGS, response.row, runs_at=first)
         elif self._runs is not None:
             earlier = range(max(sample.epoch - self._speculation.epochs_back, 0), sample.epoch)
+            missing = frozenset[tuple[int, int]]()
             if self._builders is not None:
+                missing = self._builders.missing(sample.prompt_id, earlier)
                 step = sample.epoch, sample.step
                 there_s = self._builders.there_s(worker, sample.prompt_id, earlier, now_s, step)
                 if there_s > now_s:
                     return there_s if there_s < np.inf else None
-            if (first := self._first_run(engine, slot, response.row)) >= 0:
+            if (first := self._first_run(engine, slot, response.row, missing)) >= 0:
                 engine.draft_from(slot, RUNS, first, window=self._budget(sample))
         return None
 
-    def _first_run(self, engine: Engine, slot: int, row: int) -> int:
-        """Return the place of a row's runs in the engine's array, -1 if there are none."""
-        if not isinstance(self._runs, DrawnRuns):
+    def _first_run(
+        self, engine: Engine, slot: int, row: int, missing: frozenset[tuple[int, int]] = frozenset()
+    ) -> int:
+        """Return the place of a row's runs in the engine's array, -1 if there are none. The history
+        lacks what is `missing` (`IndexBuilders.missing`)."""
+        if self._runs is None or isinstance(self._runs, AcceptRuns):
             return int(self._runs.first[row]) if self._runs is not None else -1
-        first, runs = self._runs.first((id(engine), slot), row), self._runs.packed
+        first, runs = self._runs.first((id(engine), slot), row, missing), self._runs.packed
         if runs is not self._own.runs:
             self._own = self._own._replace(runs=runs)
             self._model_free = self._model_free and self._model_free._replace(runs=runs)
@@ -331,6 +361,12 @@ class Drafting:
         if runs is not engine.decoding.runs:
             engine.decoding = engine.decoding._replace(runs=runs)
         return first
+
+    def dropped(self, env: simpy.Environment, rollouts: Iterable[Rollout]) -> None:
+        """Record responses that a rule drops: the history goes without the unfinished ones."""
+        for rollout in rollouts:
+            if self._builders is not None and not rollout.done:
+                self._builders.finished(rollout.sample, None, env.now)
 
     def begins(self, sample: Sample) -> None:
         """Record that a sample begins, or continues, at a worker."""

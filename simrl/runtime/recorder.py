@@ -57,6 +57,8 @@ class Recorder:
         self._on_put_away = on_put_away
         # called with the responses that came back finished
         self.on_finished: Callable[[list[Rollout]], object] = lambda finished: None
+        # called with the responses that a rule drops, finished or not
+        self.on_dropped: Callable[[Sequence[Rollout]], object] = lambda dropped: None
         self._put_away: list[_Rows] = []
         self._is_put_away = bytearray()  # by uid
 
@@ -137,6 +139,7 @@ class Recorder:
             if not self._gone(rollout.sample.uid):
                 self._rollouts.setdefault(rollout.sample.uid, rollout)
                 self._dropped.add(rollout.sample.uid)
+        self.on_dropped(rollouts)
 
     def rollouts(self) -> list[Rollout]:
         """Return the present rollout of every sample that is not put away, in the order of uids."""

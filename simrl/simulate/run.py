@@ -392,6 +392,7 @@ def simulated_workers(schedule: Schedule) -> list[SimulatedWorker]:
     if prepared.drafts is not None:
         drafting = Drafting(prepared.drafts, deployment, most, seed, schedule.spot)
         schedule.recorder.facts |= drafting.facts
+        schedule.recorder.on_dropped = partial(drafting.dropped, schedule.env)
     if prepared.tail is not None:
         drafters = tail_drafting(prepared.tail, deployment, most, seed)
     return worker_fleet(

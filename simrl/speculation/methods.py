@@ -150,8 +150,8 @@ def histospec(
     the prompt decodes without drafts, as all prompts do in the first epoch. An index without room in memory is evicted, or with
     compressed_bytes_per_token or swap_bytes_per_s compressed and swapped until its prompt runs. With `epochs_back` above 1,
     the indexes of all these epochs must be there.
-    Not modelled: indexes of incomplete groups: a prompt with a dropped response (RollPacker, APRIL …) decodes without drafts in
-    the next epoch.
+    A group with a dropped response (over-sampling, RollPacker, evictions …) is indexed when the rest of it is finished, without
+    unfinished responses. Not modelled: on a trace without token ids, the fewer drafts of such an index.
     """
     return Speculation(
         "histospec",

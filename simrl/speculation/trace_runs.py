@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from simrl.errors import InputError
 from simrl.profile.compiled import kernel, part
 from simrl.speculation.choices import HistoryRule
+from simrl.speculation.decoding import packed
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, AcceptRuns, Drafter
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.history_index import PAPER, accept_runs_of, build_index
@@ -65,9 +66,11 @@ class DrawnRuns:
         self._free: dict[int, list[int]] = {}  # by size
         self._held: dict[Hashable, tuple[int, int]] = {}  # first and size, by holder
 
-    def first(self, holder: Hashable, row: int) -> int:
+    def first(
+        self, holder: Hashable, row: int, missing: frozenset[tuple[int, int]] = frozenset()
+    ) -> int:
         """Return where a holder's runs of a row begin, -1 if the row has no drafts. A holder has
-        one row until `free`."""
+        one row until `free`. They are drawn as of a whole history, whatever is `missing`."""
         if not self._served[row]:
             return -1
         if holder not in self._held:
@@ -101,6 +104,59 @@ def _draw_packed(
         _cut(accepted, key, factor)
     for p in range(out.size):
         out[p] = accepted[p] * 256 + drafted[p]
+
+
+class HistoryRuns:
+    """The runs of a history, of which responses may be missing: a group with a dropped response.
+
+    `packed` has the `whole` history's runs as engines read them (`decoding.packed`), then those that
+    were made anew without what is missing; it is another array where it had to grow.
+    """
+
+    def __init__(
+        self,
+        whole: AcceptRuns,
+        speculation: Speculation,
+        inputs: SpeculationInputs,
+        trace: Trace,
+        seed: int,
+    ) -> None:
+        self.packed = packed(whole)
+        self._whole, self._used = whole, self.packed.size
+        self._rule, self._back = speculation.history, speculation.epochs_back
+        self._factor, self._trace, self._seed = inputs.acceptance_factor, trace, seed
+        self._first: dict[tuple[int, frozenset[tuple[int, int]]], int] = {}
+
+    def first(self, holder: Hashable, row: int, missing: frozenset[tuple[int, int]]) -> int:
+        """Return where a row's runs begin, -1 if it has no drafts, for a history without the
+        `missing` (epoch, sample)."""
+        if not missing or self._whole.first[row] < 0:
+            return int(self._whole.first[row])
+        if (row, missing) not in self._first:
+            self._add(row, missing)
+        return self._first[row, missing]
+
+    def _add(self, row: int, missing: frozenset[tuple[int, int]]) -> None:
+        """Add the runs of a row and of its siblings."""
+        trace = self._trace
+        keys, epochs = trace.once("epoch_keys", lambda: epoch_keys(trace))
+        oldest = keys[row] - min(keys[row] % epochs, self._back)
+        rows = np.flatnonzero((keys >= oldest) & (keys <= keys[row]))
+        places = zip(
+            *(trace.column(name)[rows].tolist() for name in ("epoch", "sample")), strict=True
+        )
+        rows = rows[[place not in missing for place in places]]
+        part = Trace(trace.table.take(rows), trace.metadata)
+        runs = with_refusals(
+            history_runs(part, self._rule, self._back), part, self._seed, self._factor
+        )
+        end = self._used + runs.drafted.size
+        if end > self.packed.size:
+            self.packed = np.concatenate((self.packed, np.zeros(end, np.uint16)))
+        self.packed[self._used : end] = packed(runs)
+        for each, first in zip(rows.tolist(), runs.first.tolist(), strict=True):
+            self._first[each, missing] = self._used + first if first >= 0 else -1
+        self._used = end
 
 
 def text_runs(

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
-from simrl.dispatch.histopipe import HistoPipe
+from simrl.dispatch.histopipe import HistoPipe, SubBatches
 from simrl.dispatch.placement import least_requests
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.dispatch.streamrl import LongestFirst, SkewnessAware
@@ -17,6 +17,7 @@ from simrl.dispatch.waiting import Fifo
 from simrl.pipelines import areal as areal_words, verl_fully_async as verl_words
 from simrl.pipelines.batchwise import batchwise
 from simrl.pipelines.buffered import Rules, buffered
+from simrl.pipelines.context import DynamicSampling
 from simrl.pipelines.full_batch import full_batch
 from simrl.pipelines.histopipe import histopipe as histopipe_pipeline
 from simrl.pipelines.laminar import laminar as laminar_pipeline
@@ -32,9 +33,11 @@ from simrl.runtime.worker import LoadMode, OnUpdate
 from simrl.speculation.methods import histospec
 from simrl.systems.system import (
     GROUPS,
+    MOST_ROUNDS,
     OF_VERSION,
     OWN_GPUS,
     Count,
+    Factor,
     NotNegative,
     Share,
     System,
@@ -132,7 +135,7 @@ def streamrl(
     )
 
 
-@recipe(*OWN_GPUS)
+@recipe(*OWN_GPUS, "filter_groups")
 def rhymerl(
     histopipe: bool = True,
     two_tier: bool = True,
@@ -144,6 +147,11 @@ def rhymerl(
     weight_buffer: bool = True,
     alpha: Annotated[float, Field(ge=0, le=1)] = 0.1,
     least_beta: Annotated[float, Field(ge=1, le=100, allow_inf_nan=False)] = 1.1,
+    sub_batches: SubBatches = "prompts",
+    over_sampling: Factor = 1.0,
+    dynamic_sampling: bool = False,
+    stream: bool = False,
+    minibatches: Count = 1,
 ) -> System:
     """Each worker advances through the steps on its own; prompts are ranked by past lengths; off-policyness 1, or 2 carried.
 
@@ -161,6 +169,15 @@ def rhymerl(
     `alpha` of a ranking group, a response longer than β times the longest of its prompts moves to a worker that is busy with a
     longer group, or, if there is none, to the next step; a prompt is as long as the median of its responses was in its last
     epoch, and β is the 75th percentile of the length growth over the last epoch, at least `least_beta`.
+    `sub_batches`: a worker gets whole "prompts", all responses of each (§4.2: "a sub-batch of prompts"), or single "responses",
+    so that all workers of a ranking group have equal numbers. `over_sampling` draws this multiple of a batch's groups; an
+    update begins once the buffer has a batch's responses (§4.2), in the groups that came first, and the rest is aborted and
+    dropped, as off-policyness is limited to one step (§7.3). `dynamic_sampling` (DAPO, §7.1) drops groups with equal rewards;
+    when all groups of a round are scored and do not fill the batch, another round is drawn, as in verl's recipe; after 10
+    rounds the run ends with an error. A prompt with dropped responses is ranked by its finished ones, and drafts from them
+    (§5.3: what was generated is indexed). A response carried into the next step trains there, and its siblings do not wait.
+    `stream` trains each of the `minibatches` as soon as its groups are scored, as asyncflow (Fig. 4b; "streaming pipeline");
+    off by default, as the sentence on the trainer says that it begins when the samples match the batch size (§4.2).
     `histopipe=False`, and the first epoch, keep the independent weight loads of the workers, with equal contiguous parts of the
     batch, as verl 0.4.1 cuts it, on which it is built: compare with one_step_off of this version. Tokens
     carried into the next step are up to 2 versions old, all others 1 (§6.3): the bound is 2 where outliers migrate.
@@ -177,6 +194,9 @@ def rhymerl(
         migration=migration,
         alpha=alpha,
         least_beta=least_beta,
+        sub_batches=sub_batches,
+        over_sampling=over_sampling,
+        parts=minibatches if stream else None,
     )
     ranks = "ranking groups on workers in two tiers" if two_tier else "ranking groups on workers"
     ranks = (ranks if histopipe else "contiguous parts") + (
@@ -185,7 +205,11 @@ def rhymerl(
     return System(
         pipeline=partial(histopipe_pipeline, rule=rule),
         evaluates=None,
-        schedule="one step off, each worker on its own" if weight_buffer else "one step off",
+        schedule=("one step off, each worker on its own" if weight_buffer else "one step off")
+        + (", over-sampled" if over_sampling > 1 else "")
+        + (", dynamic sampling" if dynamic_sampling else "")
+        + (", mini-batches streamed" if stream else ""),
+        dynamic_sampling=DynamicSampling(over_sampling, MOST_ROUNDS) if dynamic_sampling else None,
         dispatch=Dispatch(ranks, least_requests),
         host_buffer=weight_buffer,
         paper="RhymeRL, arXiv 2508.18588",

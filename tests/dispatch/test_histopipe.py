@@ -19,6 +19,9 @@ RULE = HistoPipe(
     migration=True,
     alpha=0.5,
     least_beta=1.1,
+    sub_batches="prompts",
+    over_sampling=1.0,
+    parts=None,
 )
 METADATA = ProfileMetadata(model="qwen3-0.6b", gpu="h100", tp=1, kind="assumed", source="a test")
 TIMES = RolloutTimes(TableProfile(one_second_a_pass(), METADATA), 1000, 64)

@@ -164,8 +164,8 @@ def test_a_workers_batch_of_96_takes_what_was_predicted_for_it():
             (
                 worker,
                 steps._run.env.now,
-                step.plan.predicted_s[worker],
-                len(step.plan.parts[worker]),
+                step.plans[0].predicted_s[worker],
+                len(step.plans[0].parts[worker]),
             )
         )
         begin(steps, step, worker)
@@ -193,9 +193,9 @@ def test_the_drafts_of_a_ranking_group_enter_its_predicted_time():
     }
     asked, table = [], RolloutTimes.table
 
-    def tables(times, lengths, samples, most, drafted):
+    def tables(times, lengths, samples, most, drafted, together):
         asked.append(drafted)
-        return table(times, lengths, samples, most, drafted)
+        return table(times, lengths, samples, most, drafted, together)
 
     with patch.object(RolloutTimes, "table", tables):
         timed(trace_of(groups), 4, speculation={"name": "histospec", "gate": "open"})

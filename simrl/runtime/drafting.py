@@ -71,9 +71,9 @@ class IndexBuilders:
         self._parameters = parameters
         self._workers_per_host = workers_per_host
         self._link_free_s: dict[int, float] = defaultdict(float)  # by host
-        self._sent: dict[
-            tuple[int, int], tuple[range, float]
-        ] = {}  # by host and prompt: epochs, and their arrival
+        # Arrivals by host, prompt and epochs: a prompt that is generated again runs next to its
+        # later epochs, and needs other indexes.
+        self._sent: dict[tuple[int, int, range], float] = {}
         self._epochs = 1 + int(trace.column("epoch").max())
         self._group_size = Counter(
             zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
@@ -128,14 +128,13 @@ class IndexBuilders:
         if ready_s > now_s:
             return ready_s
         host = worker // self._workers_per_host
-        sent, arrival_s = self._sent.get((host, prompt_id), (None, 0.0))
-        if sent != epochs:
+        if (host, prompt_id, epochs) not in self._sent:
             size = sum(self._bytes[place] for place in places)
             arrival_s = (
                 max(self._link_free_s[host], now_s) + size / self._parameters.link_bytes_per_s
             )
-            self._link_free_s[host], self._sent[host, prompt_id] = arrival_s, (epochs, arrival_s)
-        return arrival_s
+            self._link_free_s[host] = self._sent[host, prompt_id, epochs] = arrival_s
+        return self._sent[host, prompt_id, epochs]
 
     def _build(self, place: tuple[int, int], tokens: int, now_s: float) -> None:
         p = self._parameters

@@ -94,9 +94,9 @@ class IndexBuilders:
         self._step, self._began_s, self._before_s = (-1, -1), 0.0, 0.0
         self._workers_per_host = workers_per_host
         self._link_free_s: dict[int, float] = defaultdict(float)  # by host
-        self._sent: dict[
-            tuple[int, int], tuple[range, float]
-        ] = {}  # by host and prompt: epochs, and their arrival
+        # Arrivals by host, prompt and epochs: a prompt that is generated again runs next to its
+        # later epochs, and needs other indexes.
+        self._sent: dict[tuple[int, int, range], float] = {}
         self._epochs = 1 + int(trace.column("epoch").max())
         self._group_size = Counter(
             zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
@@ -158,21 +158,19 @@ class IndexBuilders:
             for epoch in epochs
             if (prompt_id, epoch % self._epochs) in self._group_size
         ]
-        host = worker // self._workers_per_host
-        sent, arrival_s = self._sent.get((host, prompt_id), (None, 0.0))
-        if sent == epochs and self.moves_out:
-            return arrival_s  # also if it is out again
+        sent = worker // self._workers_per_host, prompt_id, epochs
+        if sent in self._sent and self.moves_out:
+            return self._sent[sent]  # also if it is out again
         ready_s = max((self._ready(place, now_s) for place in places), default=now_s)
         if ready_s > now_s:
             self.facts["waited_s"] += ready_s - now_s if ready_s < np.inf else 0.0
             return ready_s
-        if sent != epochs:
-            size = sum(self._bytes[place] for place in places)
-            arrival_s = (
+        if sent not in self._sent:
+            host, size = sent[0], sum(self._bytes[place] for place in places)
+            self._link_free_s[host] = self._sent[sent] = (
                 max(self._link_free_s[host], now_s) + size / self._parameters.link_bytes_per_s
             )
-            self._link_free_s[host], self._sent[host, prompt_id] = arrival_s, (epochs, arrival_s)
-        return arrival_s
+        return self._sent[sent]
 
     def _ready(self, place: tuple[int, int], now_s: float) -> float:
         """Return the time from which an index can be used; infinity if never. One that is out is

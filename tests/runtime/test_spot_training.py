@@ -12,6 +12,7 @@ from simrl.result.metrics import summary
 from simrl.result.result import Result
 from simrl.runtime.drafting import Drafting
 from simrl.runtime.spot_trainer import SpotTrainer
+from simrl.show.inputs import inputs
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.speculation.drafter_training import Pace, SpotTraining
@@ -141,6 +142,15 @@ def test_hidden_states_are_copied_to_the_host_before_the_updates_ahead_of_a_roll
     ]
     longer = updates_s[0] - updates_s[1] > 1e-9
     assert longer.tolist() == [False, False, True, False, False, True]
+
+
+def test_the_inputs_of_a_run_name_its_largest_verification_and_the_training_of_its_drafter():
+    result = idling({"every_updates": 2}, steps=4)
+    shown = {entry.name: entry for entry in inputs(result.metadata)}
+    assert "beyond a plain pass" in shown["memory of verification"].value
+    trained = result.metadata["drafter_training"]
+    assert f"{trained['iterations']} iterations" in shown["training of the drafter"].value
+    assert f"{trained['padded_tokens']:,}" in shown["training of the drafter"].source
 
 
 def test_the_buffer_holds_the_responses_of_two_steps():

@@ -91,35 +91,28 @@ NO_TICKET = np.array([-1])
 
 
 class Fleet:
-    """The engines of workers with one profile, one cache size and one drafter; `keys` seed the
-    draws of each engine's bandit."""
+    """The engines of workers with one profile and one cache size. Each of `methods` has a decoding
+    and the keys that seed the draws of its engines' bandits; several have decodings of chains."""
 
     def __init__(
         self,
         tables: Tables,
         limits: Limits,
-        decoding: Decoding | None = None,
-        keys: Sequence[int] = (0,),
+        *methods: tuple[Decoding | None, Sequence[int]],
     ) -> None:
-        rule = (decoding or Decoding()).rule
-        if rule.decoupled and limits.dp > 1:
-            raise ValueError("no decoupled drafts are modelled of data-parallel ranks")
-        if rule.decoupled and rule.trees:
-            raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
-        if rule.decoupled:
-            limits = limits._replace(async_scheduling=False, sglang=False)
         if limits.prefix_caching and not is_plain(limits):
             raise ValueError("no prefix cache is modelled of layers with windows or states")
-        n, rows = len(keys), len(keys) * limits.dp
-        self.tables, self.limits, self.decoding = tables, limits, decoding
-        # How engines draft that have weights for which another drafter is faster, or there is none.
-        self.other: Decoding | None = None
+        self.tables = tables
+        # The limits and the decoding of each way to draft; engines change theirs with the weights.
+        self.ways = [(_limits_of(limits, decoding), decoding) for decoding, _ in methods]
+        way_of = np.repeat(np.arange(len(methods)), [len(keys) for _, keys in methods])
+        self.limits, n, rows = self.ways[0][0], way_of.size, way_of.size * limits.dp
         self.capacity_tokens = capacity_tokens(limits)
         engines = Engines(
             requests=np.zeros((rows, 0), REQUESTS),
             totals=np.zeros(rows, TOTALS),
             scratch=np.zeros(0, np.int64),
-            drafting=_drafting(decoding, rows),
+            drafting=_drafting([decoding for decoding, _ in methods if decoding], rows),
         )
         self.arrays = State(
             engines=engines,
@@ -132,14 +125,16 @@ class Fleet:
         self.members = m = Columns(self.arrays.members)
         m["next_step_s"][:], m["due_s"][:], m["ended"][:] = np.inf, np.inf, -1
         m["heap"][:] = m["place"][:] = np.arange(n)
+        m["way"][:] = way_of
         self.t = t = Columns(engines.totals)
         t["slowdown"][:] = t["drift"][:] = t["admitting"][:] = 1
-        t["accept_length"][:] = (decoding or Decoding()).accept_length
+        ways = [self.ways[way] for way in np.repeat(way_of, limits.dp)]
+        t["accept_length"][:] = [(decoding or Decoding()).accept_length for _, decoding in ways]
         t["free_blocks"][:], t["draft_ends_s"][:] = limits.kv_blocks, np.inf
-        t["bandit_key"][:] = np.repeat(np.array(keys), limits.dp)
+        t["bandit_key"][:] = np.repeat([key for _, keys in methods for key in keys], limits.dp)
         t["block_size"][:], t["prefix_caching"][:] = limits.block_size, limits.prefix_caching
-        t["async_scheduling"][:] = limits.async_scheduling
-        t["last_apart"][:] = not limits.sglang
+        t["async_scheduling"][:] = [way.async_scheduling for way, _ in ways]
+        t["last_apart"][:] = [not way.sglang for way, _ in ways]
         t["hold_paused"][:] = (
             not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
         )
@@ -148,14 +143,12 @@ class Fleet:
         self._free_groups: list[int] = []
         self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
         self._make_slots(64)
+        self._take_ways()
         self._resolve()
         self.engines = [Engine(self, e) for e in range(n)]
 
     def _resolve(self) -> None:
-        some = NO_ENGINES, False, 0.0, 0.0
-        self._advance = resolved(
-            advance, self.arrays, self.tables, self.limits, self.decoding, self.other, *some
-        )
+        self._advance = resolved(advance, self.arrays, *self._how, NO_ENGINES, False, 0.0, 0.0)
         lengths = np.zeros((0, 8), np.int64)
         self._submit = resolved(
             submit, self.arrays, self.limits, 0, lengths, NO_ENGINES, 0.0, NO_ENGINES
@@ -163,33 +156,37 @@ class Fleet:
 
     def advance(self, now_s: float, event_s: float) -> tuple[int, int, float]:
         """Take steps; see the function `advance`."""
-        some = NO_ENGINES, True, now_s, event_s
         news: tuple[int, int, float] = self._advance(
-            self.arrays, self.tables, self.limits, self.decoding, self.other, *some
+            self.arrays, *self._how, NO_ENGINES, True, now_s, event_s
         )
         return news
 
     def stops_before(self, engine: Ints, time_s: float, heeds: bool = True) -> bool:
         """Run an engine to the first boundary strictly after `time_s`, or to one where something
         stops that calls Python (then return True); move an idle engine to `time_s`."""
-        what, _, _ = self._advance(
-            *(self.arrays, self.tables, self.limits, self.decoding, self.other),
-            *(engine, heeds, time_s, np.inf),
-        )
+        what, _, _ = self._advance(self.arrays, *self._how, engine, heeds, time_s, np.inf)
         return what == STOP.value
 
-    def keep(self, decoding: Decoding) -> bool:
-        """Keep a decoding in place of the one with equal times of drafting. Return whether that is
-        the other one."""
-        assert self.decoding is not None
-        is_other = decoding.round_s is not self.decoding.round_s
-        if not is_other:
-            self.decoding = decoding
-        else:
-            is_new, self.other = self.other is None, decoding
-            if is_new:
-                self._resolve()
-        return is_other
+    def keep(self, decoding: Decoding, way: int) -> int:
+        """Keep a decoding in place of the one with equal times of drafting, that of `way` first, or
+        as another way. Return its number."""
+        equal = (
+            i
+            for i in (way, *range(len(self.ways)))
+            if (kept := self.ways[i][1]) and kept.round_s is decoding.round_s
+        )
+        number = next(equal, len(self.ways))
+        is_new = number == len(self.ways)
+        limits, _ = self.ways[way if is_new else number]
+        self.ways[number : number + 1] = [(limits, decoding)]
+        self._take_ways()
+        if is_new:
+            self._resolve()
+        return number
+
+    def _take_ways(self) -> None:
+        ways = tuple(self.ways) if len(self.ways) > 1 else None
+        self._how = self.tables, *self.ways[0], ways
 
     def changed(self, engine: int) -> None:
         """Plan an engine's next step anew, behind all that are planned, where it comes at one
@@ -309,15 +306,25 @@ class Fleet:
         self.r = Columns(requests)
 
 
-def _drafting(decoding: Decoding | None, rows: int) -> Drafting | None:
+def _limits_of(limits: Limits, decoding: Decoding | None) -> Limits:
+    """Return the limits of engines that draft so."""
+    rule = (decoding or Decoding()).rule
+    if rule.decoupled and limits.dp > 1:
+        raise ValueError("no decoupled drafts are modelled of data-parallel ranks")
+    if rule.decoupled and rule.trees:
+        raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
+    return limits._replace(async_scheduling=False, sglang=False) if rule.decoupled else limits
+
+
+def _drafting(decodings: Sequence[Decoding], rows: int) -> Drafting | None:
     """Return what engines of `rows` ranks keep to draft."""
-    if decoding is None:
+    if not decodings:
         return None
-    index = decoding.siblings
+    index = max((d.siblings for d in decodings), key=lambda index: index.group_first.size)
     siblings = np.zeros((rows, index.group_first.size), SIBLING)
     siblings["slot"] = -1
     return Drafting(
-        bandits=bandit_states(decoding.bandit, decoding.rule.rewards, rows),
+        bandits=bandit_states(decodings[0].bandit, decodings[0].rule.rewards, rows),
         siblings=siblings,
         readable=np.zeros(np.max(index.group_end - index.group_first, initial=0), np.int64),
         meanwhile=np.zeros((2, 2 * MOST_TOKENS + 2), np.int64),
@@ -360,8 +367,7 @@ class Engine:
     )  # factor on the hardness of every response: how far the policy is from the drafter
 
     def __init__(self, fleet: Fleet, index: int) -> None:
-        self.fleet, self.index, self.limits = fleet, index, fleet.limits
-        self._dp = fleet.limits.dp
+        self.fleet, self.index, self._dp = fleet, index, fleet.limits.dp
         self.first_row = index * self._dp
         self.rows = slice(self.first_row, self.first_row + self._dp)
         self._one = np.array([index])
@@ -378,15 +384,19 @@ class Engine:
             self.fleet.t["padding"][self.rows] = decoding.rule.window.most_tokens
 
     @property
+    def limits(self) -> Limits:
+        return self.fleet.ways[self.fleet.members["way"].item(self.index)][0]
+
+    @property
     def decoding(self) -> Decoding | None:
         """How it drafts. May be changed between passes, for a decoding with equal siblings, bandit
         and loops."""
-        otherwise = self.fleet.members["drafts_otherwise"].item(self.index)
-        return self.fleet.other if otherwise else self.fleet.decoding
+        return self.fleet.ways[self.fleet.members["way"].item(self.index)][1]
 
     @decoding.setter
     def decoding(self, decoding: Decoding) -> None:
-        self.fleet.members["drafts_otherwise"][self.index] = self.fleet.keep(decoding)
+        ways = self.fleet.members["way"]
+        ways[self.index] = self.fleet.keep(decoding, ways.item(self.index))
         self._take_decoding()
 
     @property
@@ -540,7 +550,7 @@ class Engine:
     def _leave_row(self, slot: int) -> None:
         """Keep how many tokens a sibling has that ends, or drafts from another source: its row will
         never have more."""
-        if self.fleet.decoding is None:
+        if self.decoding is None:
             return
         d, place = self.fleet.r, self._at(slot)
         row, siblings = d["at"].item(place), self._siblings[place[0] - self.first_row]
@@ -759,4 +769,4 @@ def one_engine(
     tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0
 ) -> Engine:
     """Return an engine that is alone in its fleet."""
-    return Fleet(tables, limits, decoding, [key]).engines[0]
+    return Fleet(tables, limits, (decoding, [key])).engines[0]

@@ -37,7 +37,8 @@ SHOWN += ["started_s", "first_token_s", "ended_s"]
 
 
 class Generation:
-    """The requests of one fleet; the number of a worker is the number of its engine."""
+    """The requests of one fleet. The number of a worker is the number of its first engine here; the
+    worker of each engine is in `workers`."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Generation:
             call_last(self._env, partial(self._wake, self._env.now))
 
     def _plan(self, worker: SimulatedWorker) -> None:
-        members, e = self.fleet.members, worker.index
+        members, e = self.fleet.members, worker.engine.index
         members["watched"][e], members["version"][e] = worker.heeds_stops, worker.policy_version
         self.fleet.changed(e)
 

@@ -25,7 +25,7 @@ from simrl.runtime.requests import WorkerRequest
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad, grown
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.worker import EngineLoad, LoadMode, WorkerCosts
-from simrl.speculation.decoding import Ints
+from simrl.speculation.decoding import Decoding, Ints
 from simrl.trace.trace import Response, Sample
 
 Arguments = ParamSpec("Arguments")
@@ -55,26 +55,33 @@ def simulated_workers(
     prompts: PromptKeys | None = None,
     decode_lanes: int = 0,
 ) -> list[SimulatedWorker]:
-    """Return workers with an engine for each drafter: one fleet a drafter. Each worker has `lanes`
-    of the recorder. Workers that prefill for others have theirs behind the `decode_lanes`."""
+    """Return workers with an engine for each drafter. Each worker has `lanes` of the recorder.
+    Workers that prefill for others have theirs behind the `decode_lanes`."""
     prompts = prompts or PromptKeys()
-    fleets: dict[str | None, tuple[Generation, Drafting | None]] = {}
-    for name, method in [(None, drafting), *(drafters or {}).items()]:
-        decoding, keys = (
+    methods: list[tuple[str | None, Drafting | None]] = [(None, drafting)]
+    methods += (drafters or {}).items()
+    fleets: dict[str | None, tuple[Generation, int, Drafting | None]] = {}
+    # Engines that draft are in one fleet: no step of another fleet then keeps it from the next.
+    for drafts in (False, True):
+        alike = [(name, method) for name, method in methods if (method is not None) == drafts]
+        ways: list[tuple[Decoding | None, list[int]]] = [
             (method.decoding, [method.key(i) for i in range(number)])
             if method
             else (None, [0] * number)
-        )
-        fleet = Fleet(tables, limits, decoding, keys)
-        shared = responses, recorder, costs.request_s, prompts
-        fleets[name] = Generation(env, fleet, *shared), method
+            for _, method in alike
+        ]
+        if alike:
+            fleet = Fleet(tables, limits, *ways)
+            generation = Generation(env, fleet, responses, recorder, costs.request_s, prompts)
+            for i, (name, method) in enumerate(alike):
+                fleets[name] = generation, i * number, method
     workers = [
         SimulatedWorker(
             env, i, fleets, costs, responses, recorder, prompts, agents, lanes, decode_lanes
         )
         for i in range(number)
     ]
-    for generation, _ in fleets.values():
+    for generation, _, _ in fleets.values():
         generation.workers += workers
     return workers
 
@@ -116,7 +123,7 @@ class SimulatedWorker:
         self,
         env: simpy.Environment,
         index: int,
-        fleets: Mapping[str | None, tuple[Generation, Drafting | None]],
+        fleets: Mapping[str | None, tuple[Generation, int, Drafting | None]],
         costs: WorkerCosts,
         responses: Mapping[int, Response],
         recorder: Recorder,
@@ -129,10 +136,12 @@ class SimulatedWorker:
         self.lane, self._prefills = decode_lanes + index * lanes, decode_lanes > 0
         # An engine for each drafter, all on these GPUs and this KV cache; at most one of them has
         # requests.
-        self._fleets = fleets
-        self.engines = [generation.fleet.engines[index] for generation, _ in fleets.values()]
-        self._generation, self._drafting = fleets[None]
-        self.engine = self.engines[0]
+        self._drafters = {
+            name: (generation, generation.fleet.engines[first + index], method)
+            for name, (generation, first, method) in fleets.items()
+        }
+        self._generation, self.engine, self._drafting = self._drafters[None]
+        self.engines = [engine for _, engine, _ in self._drafters.values()]
         self.groups: Generation | None = None  # set where the worker takes whole groups
         self.load_delay_s, self._spent_before = 0.0, self.engine.spent
         self.env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
@@ -348,7 +357,7 @@ class SimulatedWorker:
 
     @property
     def _decodes(self) -> bool:
-        in_groups = self._generation.fleet.members["in_groups"].item(self.index)
+        in_groups = self.engine.fleet.members["in_groups"].item(self.engine.index)
         resting = sum(slot not in self._in_slot for slot in self.aside)
         return bool(self._decoding) or in_groups > resting
 
@@ -526,8 +535,7 @@ class SimulatedWorker:
             )
         before = self.engine
         before.fleet.changed(before.index)
-        self._generation, self._drafting = self._fleets[drafter]
-        self.engine = self._generation.fleet.engines[self.index]
+        self._generation, self.engine, self._drafting = self._drafters[drafter]
         self.engine.now_s, self.engine.slowdown = before.now_s, before.slowdown
         self.engine.admitting = before.admitting
         if self._drafting is not None:

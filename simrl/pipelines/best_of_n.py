@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -89,12 +90,9 @@ class _FreedWorkers:
     def _assign(self, freed: Sequence[int]) -> simpy.events.ProcessGenerator:
         """Give freed workers their drafters, and the requests that are assigned to them."""
         rule, dispatcher, workers = self._rule, self._run.dispatcher, self._run.workers
-        reports = [
-            workers[i].progress(sample)
-            for i, samples in enumerate(dispatcher.held())
-            for sample in samples
-        ]
-        reported = yield gather(self._run.env, reports)
+        at_workers = zip(workers, dispatcher.held(), strict=True)
+        reports = [worker.progress(samples) for worker, samples in at_workers if samples]
+        reported = chain.from_iterable((yield gather(self._run.env, reports)))
         progress = {rollout.sample.uid: rollout for rollout in reported if rollout is not None}
         # Meanwhile a sample may have ended or moved, and a worker may have left, or received
         # samples.

@@ -210,12 +210,16 @@ class SimulatedWorker:
             self.watch(request, tokens, event)
 
     @at_boundary
-    def progress(self, event: simpy.Event, sample: Sample) -> None:
-        request = self._requests.get(sample.uid)
-        rollout = request and self._so_far(request, self.engine.now_s)
-        if request and rollout and self._drafting is not None:
-            rollout = self._drafting.counted(self.engine, request.slot, rollout)
-        self._fire(event, rollout)
+    def progress(self, event: simpy.Event, samples: Sequence[Sample]) -> None:
+        here = [self._requests.get(sample.uid) for sample in samples]
+        self._fire(event, [request and self._counted(request) for request in here])
+
+    def _counted(self, request: WorkerRequest) -> Rollout:
+        """Return the rollout of a request as it is, drafts included."""
+        rollout = self._so_far(request, self.engine.now_s)
+        if self._drafting is None:
+            return rollout
+        return self._drafting.counted(self.engine, request.slot, rollout)
 
     @at_boundary
     def load(self, event: simpy.Event) -> None:

@@ -139,6 +139,7 @@ class Fleet:
             not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
         )
         t["list_first"][:] = t["list_last"][:] = -1
+        self._changed: list[int] = []  # engines whose next steps are to be planned anew
         self._groups = self._numbers = 0
         self._free_groups: list[int] = []
         self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
@@ -148,7 +149,8 @@ class Fleet:
         self.engines = [Engine(self, e) for e in range(n)]
 
     def _resolve(self) -> None:
-        self._advance = resolved(advance, self.arrays, *self._how, NO_ENGINES, False, 0.0, 0.0)
+        some = NO_ENGINES, False, False, 0.0, 0.0
+        self._advance = resolved(advance, self.arrays, *self._how, *some)
         lengths = np.zeros((0, 8), np.int64)
         self._submit = resolved(
             submit, self.arrays, self.limits, 0, lengths, NO_ENGINES, 0.0, NO_ENGINES
@@ -156,16 +158,18 @@ class Fleet:
 
     def advance(self, now_s: float, event_s: float) -> tuple[int, int, float]:
         """Take steps; see the function `advance`."""
+        changed = np.array(self._changed) if self._changed else NO_ENGINES
+        self._changed = []
         news: tuple[int, int, float] = self._advance(
-            self.arrays, *self._how, NO_ENGINES, True, now_s, event_s
+            self.arrays, *self._how, changed, False, True, now_s, event_s
         )
         return news
 
     def stops_before(self, engine: Ints, time_s: float, heeds: bool = True) -> bool:
         """Run an engine to the first boundary strictly after `time_s`, or to one where something
         stops that calls Python (then return True); move an idle engine to `time_s`."""
-        what, _, _ = self._advance(self.arrays, *self._how, engine, heeds, time_s, np.inf)
-        return what == STOP.value
+        what, _, _ = self._advance(self.arrays, *self._how, engine, True, heeds, time_s, np.inf)
+        return what == STOP
 
     def keep(self, decoding: Decoding, way: int) -> int:
         """Keep a decoding in place of the one with equal times of drafting, that of `way` first, or
@@ -193,6 +197,7 @@ class Fleet:
         instant with them."""
         orders = self.arrays.orders
         orders[0] += self.arrays.engines.requests.size
+        self._changed.append(engine)
         self.members["next_step_s"][engine], self.members["stopped"][engine] = VOID, 0
         self.members["order"][engine] = orders[0]
 
@@ -720,7 +725,7 @@ class Engine:
         return what stopped there."""
         self.fleet.changed(self.index)
         what, _, _ = self.fleet.advance(time_s, time_s)
-        return self.stops() if what == STOP.value else []
+        return self.stops() if what == STOP else []
 
     def run_until_idle(self) -> Floats:
         """Run everything that was submitted. Returns when each slot ended, NaN for unused ones,

@@ -38,7 +38,7 @@ class News(IntEnum):
     STOP = 2
 
 
-WAIT, GROUP, STOP = News
+WAIT, GROUP, STOP = map(int, News)  # an enum would be made anew for each call
 VOID = -1.0  # the time of a step that is to be planned anew
 
 
@@ -121,25 +121,27 @@ def advance(
     limits: Limits,
     d: Decoding | None,
     ways: tuple[tuple[Limits, Decoding], ...] | None,
-    settled: Ints,
+    engines: Ints,
+    settling: bool,
     heeds: bool,
     now_s: float,
     event_s: float,
 ) -> tuple[int, int, float]:
     """Take steps up to `now_s`, and those before the next event of the schedule (`event_s`), until
     one is an event itself. Return what it is (WAIT, GROUP or STOP), the group or engine, its time.
+    `engines` are those with a step to be planned anew.
 
-    With `settled`, take only the steps of those engines, to the first boundary strictly after
-    `now_s`; idle ones move to `now_s`. STOP is returned only if the caller `heeds` stops.
+    When `settling`, take only the steps of `engines`, to the first boundary strictly after `now_s`;
+    idle ones move to `now_s`. STOP is returned only if the caller `heeds` stops.
 
     All engines have these limits and draft as `d` says, or each has a way of its own among several.
     """
-    settling, i, void, seen, dp = settled.shape[0] > 0, 0, -1, 0, limits.dp
+    i, void, dp = 0, -1, limits.dp
     while True:
         if settling:
-            if i == settled.shape[0]:
+            if i == engines.shape[0]:
                 return WAIT, -1, np.inf
-            e = settled[i]
+            e = engines[i]
             first, me = e * dp, f.members[e]
             if me.stopped == 1 and me.calls == 1 and heeds:
                 return STOP, e, f.engines.totals[first].now_s
@@ -152,10 +154,10 @@ def advance(
                 i += 1
                 continue
         else:
-            while void < 0 and seen < f.members.shape[0]:
-                if f.members[seen].next_step_s == VOID:
-                    void = seen
-                seen += 1
+            while void < 0 and i < engines.shape[0]:
+                if f.members[engines[i]].next_step_s == VOID:
+                    void = engines[i]
+                i += 1
             e = void if void >= 0 else f.members[0].heap
             first, me = e * dp, f.members[e]
             if void < 0:

@@ -23,7 +23,7 @@ when tokens come, never which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,6 +86,13 @@ COUNTED = (
     "lookup_tokens",
 )
 SPENT = (*Spent.__annotations__, "preemptions")
+DRAFTED = (
+    "drafted_total",
+    "accepted_total",
+    "verifications",
+    "verified_total",
+    "unverified_total",
+)
 NO_ENGINES = np.zeros(0, np.int64)
 NO_TICKET = np.array([-1])
 
@@ -104,7 +111,7 @@ class Fleet:
             raise ValueError("no prefix cache is modelled of layers with windows or states")
         self.tables = tables
         # The limits and the decoding of each way to draft; engines change theirs with the weights.
-        self.ways = [(_limits_of(limits, decoding), decoding) for decoding, _ in methods]
+        self.ways = tuple((_limits_of(limits, decoding), decoding) for decoding, _ in methods)
         way_of = np.repeat(np.arange(len(methods)), [len(keys) for _, keys in methods])
         self.limits, n, rows = self.ways[0][0], way_of.size, way_of.size * limits.dp
         self.capacity_tokens = capacity_tokens(limits)
@@ -144,13 +151,14 @@ class Fleet:
         self._free_groups: list[int] = []
         self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
         self._make_slots(64)
-        self._take_ways()
         self._resolve()
         self.engines = [Engine(self, e) for e in range(n)]
 
     def _resolve(self) -> None:
         some = NO_ENGINES, False, False, 0.0, 0.0
-        self._advance = resolved(advance, self.arrays, *self._how, *some)
+        self._advance: Callable[..., tuple[int, int, float]] = resolved(
+            advance, self.arrays, *self._how, *some
+        )
         lengths = np.zeros((0, 8), np.int64)
         self._submit = resolved(
             submit, self.arrays, self.limits, 0, lengths, NO_ENGINES, 0.0, NO_ENGINES
@@ -158,18 +166,14 @@ class Fleet:
 
     def advance(self, now_s: float, event_s: float) -> tuple[int, int, float]:
         """Take steps; see the function `advance`."""
-        changed = np.array(self._changed) if self._changed else NO_ENGINES
-        self._changed = []
-        news: tuple[int, int, float] = self._advance(
-            self.arrays, *self._how, changed, False, True, now_s, event_s
-        )
-        return news
+        changed, self._changed = np.array(self._changed, np.int64), []
+        return self._advance(self.arrays, *self._how, changed, False, True, now_s, event_s)
 
     def stops_before(self, engine: Ints, time_s: float, heeds: bool = True) -> bool:
         """Run an engine to the first boundary strictly after `time_s`, or to one where something
         stops that calls Python (then return True); move an idle engine to `time_s`."""
-        what, _, _ = self._advance(self.arrays, *self._how, engine, True, heeds, time_s, np.inf)
-        return what == STOP
+        until = engine, True, heeds, time_s, np.inf
+        return self._advance(self.arrays, *self._how, *until)[0] == STOP
 
     def keep(self, decoding: Decoding, way: int) -> int:
         """Keep a decoding in place of the one with equal times of drafting, that of `way` first, or
@@ -182,15 +186,15 @@ class Fleet:
         number = next(equal, len(self.ways))
         is_new = number == len(self.ways)
         limits, _ = self.ways[way if is_new else number]
-        self.ways[number : number + 1] = [(limits, decoding)]
-        self._take_ways()
+        self.ways = (*self.ways[:number], (limits, decoding), *self.ways[number + 1 :])
         if is_new:
             self._resolve()
         return number
 
-    def _take_ways(self) -> None:
-        ways = tuple(self.ways) if len(self.ways) > 1 else None
-        self._how = self.tables, *self.ways[0], ways
+    @property
+    def _how(self) -> tuple[Any, ...]:
+        """How engines make passes, as the function `advance` takes it."""
+        return self.tables, *self.ways[0], self.ways if len(self.ways) > 1 else None
 
     def changed(self, engine: int) -> None:
         """Plan an engine's next step anew, behind all that are planned, where it comes at one
@@ -251,8 +255,7 @@ class Fleet:
 
     def withdraw(self, engine: int, numbers: Ints) -> int:
         """Take tickets out of their engine, where it stands. Return how many were there."""
-        taken: int = withdraw(self.arrays, self.limits, engine, numbers)
-        return taken
+        return int(withdraw(self.arrays, self.limits, engine, numbers))
 
     def tickets_in(self, engine: int) -> list[tuple[int, int, float]]:
         """Return the tickets in an engine: the number of each, its tokens, and when it had the
@@ -373,6 +376,7 @@ class Engine:
 
     def __init__(self, fleet: Fleet, index: int) -> None:
         self.fleet, self.index, self._dp = fleet, index, fleet.limits.dp
+        self.limits, _ = fleet.ways[fleet.members["way"].item(index)]
         self.first_row = index * self._dp
         self.rows = slice(self.first_row, self.first_row + self._dp)
         self._one = np.array([index])
@@ -387,10 +391,6 @@ class Engine:
             and not (decoding.rule.decoupled or decoding.rule.trees or self.limits.sglang)
         ):
             self.fleet.t["padding"][self.rows] = decoding.rule.window.most_tokens
-
-    @property
-    def limits(self) -> Limits:
-        return self.fleet.ways[self.fleet.members["way"].item(self.index)][0]
 
     @property
     def decoding(self) -> Decoding | None:
@@ -505,8 +505,7 @@ class Engine:
             sample_key,
             continues,
         )
-        slot: int = self.fleet.submit(self.index, np.array([lengths], np.int64), NO_TICKET).item()
-        return slot
+        return int(self.fleet.submit(self.index, np.array([lengths], np.int64), NO_TICKET).item())
 
     def draft_from(
         self,
@@ -577,26 +576,14 @@ class Engine:
         """Shut an elastic gate until the batch has been small for long enough."""
         self.fleet.t["elastic_state"][self.rows] = ELASTIC_OFF
 
-    def drafted(self, slot: int) -> tuple[int, int, int]:
+    def drafted(self, slot: int) -> list[int]:
         """Return the tokens that a request drafted (also ahead, whatever became of them), those
-        accepted, and the passes that verified. An ended request has them until its slot is used
+        accepted, the passes that verified, the tokens that these yielded (bonus tokens and
+        corrections included), and the drafted tokens in no window that was verified (thrown away,
+        or ahead now; 0 unless decoupled). An ended request has them until its slot is used
         again."""
-        d, place = self.fleet.r, self._at(slot)
-        return (
-            d["drafted_total"].item(place),
-            d["accepted_total"].item(place),
-            d["verifications"].item(place),
-        )
-
-    def unverified_tokens(self, slot: int) -> int:
-        """Return the drafted tokens in no window that was verified: thrown away, or ahead now. 0
-        unless decoupled."""
-        return self.fleet.r["unverified_total"].item(self._at(slot))
-
-    def verified_tokens(self, slot: int) -> int:
-        """Return the tokens that the verifying passes yielded, bonus tokens and corrections
-        included."""
-        return self.fleet.r["verified_total"].item(self._at(slot))
+        place = self._at(slot)
+        return [self.fleet.r[name].item(place) for name in DRAFTED]
 
     def stop_at(self, slot: int, tokens: int, kind: int) -> None:
         """Set the next stop of a request, in place of the one before: the boundary at which it has
@@ -691,8 +678,8 @@ class Engine:
             self.fleet.arrays.engines,
             self.fleet.r["prompt"].item(row, at) + self.generated_tokens(slot),
         )
-        blocks: int = found_blocks(f.requests[row], f.totals[row : row + 1], at, known)
-        return blocks * self.limits.block_size
+        blocks = found_blocks(f.requests[row], f.totals[row : row + 1], at, known)
+        return int(blocks * self.limits.block_size)
 
     def computed_tokens(self, slot: int) -> int:
         """Return the tokens of a request whose KV is in its rank's cache."""
@@ -724,8 +711,7 @@ class Engine:
         """Run an engine that is alone in its fleet to its next stop, if that comes by `time_s`;
         return what stopped there."""
         self.fleet.changed(self.index)
-        what, _, _ = self.fleet.advance(time_s, time_s)
-        return self.stops() if what == STOP else []
+        return self.stops() if self.fleet.advance(time_s, time_s)[0] == STOP else []
 
     def run_until_idle(self) -> Floats:
         """Run everything that was submitted. Returns when each slot ended, NaN for unused ones,

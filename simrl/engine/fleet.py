@@ -165,8 +165,7 @@ def advance(
                 if due_s == np.inf or (due_s > now_s and due_s >= event_s):
                     return WAIT, -1, due_s
                 if number >= 0:
-                    ticket = f.tickets[number]
-                    group = ticket.group
+                    ticket, group = f.tickets[number], f.tickets[number].group
                     left, out = f.groups[group].left - ticket.done, f.groups[group].out - 1
                     news = out == 0 or (left == 0 and ticket.done == 1)
                     if news and due_s > now_s:
@@ -217,8 +216,7 @@ def advance(
 def _note(f: State, e: int, limits: Limits) -> int:
     """Note what stopped in an engine's step: its tickets, and whether something calls Python.
     Return how much it was."""
-    me, first, n_stopped = f.members[e], e * limits.dp, 0
-    calls = me.watched
+    me, first, n_stopped, calls = f.members[e], e * limits.dp, 0, f.members[e].watched
     for row in range(first, first + limits.dp):
         for i in range(f.engines.totals[row].n_stopped):
             slot = f.engines.requests[row, i].stopped

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from itertools import chain
 from statistics import fmean
 from typing import Any
 
@@ -90,10 +89,16 @@ class _FreedWorkers:
     def _assign(self, freed: Sequence[int]) -> simpy.events.ProcessGenerator:
         """Give freed workers their drafters, and the requests that are assigned to them."""
         rule, dispatcher, workers = self._rule, self._run.dispatcher, self._run.workers
-        at_workers = zip(workers, dispatcher.held(), strict=True)
-        reports = [worker.progress(samples) for worker, samples in at_workers if samples]
-        reported = chain.from_iterable((yield gather(self._run.env, reports)))
-        progress = {rollout.sample.uid: rollout for rollout in reported if rollout is not None}
+        reports = [
+            workers[i].progress(samples) for i, samples in enumerate(dispatcher.held()) if samples
+        ]
+        reported = yield gather(self._run.env, reports)
+        progress = {
+            rollout.sample.uid: rollout
+            for rollouts in reported
+            for rollout in rollouts
+            if rollout is not None
+        }
         # Meanwhile a sample may have ended or moved, and a worker may have left, or received
         # samples.
         held, duplicated, free = dispatcher.held(), dispatcher.duplicated(), self._free_workers()

@@ -99,8 +99,7 @@ class Generation:
         if self.fleet.limits.dp > 1:
             return np.zeros(0, np.int64)
         numbers = self.fleet.arrays.engines.requests["ticket"][worker.index, list(slots)]
-        tickets: NDArray[np.int64] = numbers[numbers >= 0]
-        return tickets
+        return np.asarray(numbers[numbers >= 0])
 
     def start_over(self, worker: SimulatedWorker, slots: Sequence[int]) -> None:
         """Let the tickets in some of a worker's slots, whose segments are closed, lose their

@@ -71,10 +71,9 @@ def simulated_workers(
             for _, method in alike
         ]
         if alike:
-            fleet = Fleet(tables, limits, *ways)
-            generation = Generation(env, fleet, responses, recorder, costs.request_s, prompts)
-            for i, (name, method) in enumerate(alike):
-                fleets[name] = generation, i * number, method
+            shared = responses, recorder, costs.request_s, prompts
+            generation = Generation(env, Fleet(tables, limits, *ways), *shared)
+            fleets |= {name: (generation, i * number, of) for i, (name, of) in enumerate(alike)}
     workers = [
         SimulatedWorker(
             env, i, fleets, costs, responses, recorder, prompts, agents, lanes, decode_lanes
@@ -216,20 +215,19 @@ class SimulatedWorker:
 
     def _counted(self, request: WorkerRequest) -> Rollout:
         """Return the rollout of a request as it is, drafts included."""
-        rollout = self._so_far(request, self.engine.now_s)
-        if self._drafting is None:
-            return rollout
-        return self._drafting.counted(self.engine, request.slot, rollout)
+        rollout, drafting = self._so_far(request, self.engine.now_s), self._drafting
+        return drafting.counted(self.engine, request.slot, rollout) if drafting else rollout
 
     @at_boundary
     def load(self, event: simpy.Event) -> None:
         engine, limits = self.engine, self.engine.fleet.limits
-        blocks = limits.kv_blocks * limits.dp
         preemptions = sum(each.preemptions for each in self.engines)
-        usage = 1.0 - engine.free_blocks / blocks
+        usage = 1.0 - engine.free_blocks / (limits.kv_blocks * limits.dp)
         new, self._preemptions = preemptions - self._preemptions, preemptions
-        tokens = limits.kv_tokens * limits.dp
-        self._fire(event, EngineLoad(tokens, usage, engine.running, engine.waiting, new))
+        self._fire(
+            event,
+            EngineLoad(limits.kv_tokens * limits.dp, usage, engine.running, engine.waiting, new),
+        )
 
     def draft_with(self, drafter: str | None) -> None:
         self.command(lambda: self._change_drafter(drafter))

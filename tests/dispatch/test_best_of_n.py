@@ -62,7 +62,9 @@ class Two:
 
         def ask() -> None:
             told = self.workers[0].progress([one])
-            told.callbacks.append(lambda event: self.dispatcher.duplicate(one, worker, *event.value))
+            told.callbacks.append(
+                lambda event: self.dispatcher.duplicate(one, worker, *event.value)
+            )
 
         self.at(at_s, ask)
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, cast
 import simpy
 
 from simrl.errors import InputError, StoppedError
-from simrl.runtime.events import call_last, on_fire
+from simrl.runtime.events import call_last, gather, on_fire
 from simrl.runtime.faults import HearsOfLosses
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
@@ -201,7 +201,10 @@ class VllmWorker:
             self._command(host.Watch(key, request.number, tokens))
         return event
 
-    def progress(self, sample: Sample) -> simpy.Event:
+    def progress(self, samples: Sequence[Sample]) -> simpy.Event:
+        return gather(self._env, map(self._progress, samples))
+
+    def _progress(self, sample: Sample) -> simpy.Event:
         event = self._env.event()
         request = self._here.get(sample.uid)
         if request is None:

@@ -49,7 +49,7 @@ from simrl.speculation.decoding import (
 from simrl.speculation.draws import uniform
 from simrl.speculation.gates import ELASTIC_ON, next_elastic
 from simrl.speculation.passes import next_window
-from simrl.speculation.siblings import drawn_is_there, sibling_draft
+from simrl.speculation.siblings import drawn_source, sibling_draft
 from simrl.speculation.specactor import reconfigured, token_acceptance
 from simrl.speculation.toggle import ARMED, next_toggle
 from simrl.speculation.windows import WindowRule
@@ -148,18 +148,25 @@ def propose_from_siblings(
 @inlined
 def _from_siblings(e: Engines, row: int, q: Request, d: Decoding, window: int) -> tuple[int, int]:
     """Return the tokens that a request drafts from its siblings, and how many are accepted."""
-    index, r, first = d.siblings, e.requests[row], d.siblings.group_first[q.at]
+    index, first = d.siblings, d.siblings.group_first[q.at]
+    if q.runs_at >= 0:
+        reads_own = d.rule.own_text and _readable(e, row, q.at) > 0
+        member, tokens = drawn_source(index, q.at, q.generated, reads_own)
+        if member < 0 or _readable(e, row, first + member) <= tokens:
+            return 0, 0
+        return draft(RUNS, q.runs_at, q.generated, window, 1.0, d.runs, d.log_acceptances[0])
     for i in range(index.group_end[q.at] - first):
-        sibling = e.drafting.siblings[row, first + i]
-        there = sibling.slot >= 0
-        e.drafting.readable[i] = r[sibling.slot].generated if there else sibling.tokens
+        e.drafting.readable[i] = _readable(e, row, first + i)
     if not d.rule.own_text:
         e.drafting.readable[q.at - first] = 0
-    if q.runs_at < 0:
-        return sibling_draft(index, q.at, q.generated, e.drafting.readable, window)
-    if not drawn_is_there(index, q.at, q.generated, e.drafting.readable):
-        return 0, 0
-    return draft(RUNS, q.runs_at, q.generated, window, 1.0, d.runs, d.log_acceptances[0])
+    return sibling_draft(index, q.at, q.generated, e.drafting.readable, window)
+
+
+@lean
+def _readable(e: Engines, row: int, sibling: int) -> int:
+    """Return how many tokens of a row of the trace a rank has generated and knows."""
+    of = e.drafting.siblings[row, sibling]
+    return int(e.requests[row, of.slot].generated if of.slot >= 0 else of.tokens)
 
 
 @inlined

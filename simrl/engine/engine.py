@@ -23,7 +23,7 @@ when tokens come, never which.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,40 +86,46 @@ COUNTED = (
     "lookup_tokens",
 )
 SPENT = (*Spent.__annotations__, "preemptions")
+DRAFTED = (
+    "drafted_total",
+    "accepted_total",
+    "verifications",
+    "verified_total",
+    "unverified_total",
+)
 NO_ENGINES = np.zeros(0, np.int64)
 NO_TICKET = np.array([-1])
 
 
 class Fleet:
-    """The engines of workers with one profile, one cache size and one drafter; `keys` seed the
-    draws of each engine's bandit."""
+    """The engines of workers with one profile. Each of `methods` has a decoding and the keys that
+    seed the draws of its engines' bandits; several have decodings of chains, and may have
+    `kv_blocks` of their own."""
 
     def __init__(
         self,
         tables: Tables,
         limits: Limits,
-        decoding: Decoding | None = None,
-        keys: Sequence[int] = (0,),
+        *methods: tuple[Decoding | None, Sequence[int]],
+        kv_blocks: Sequence[int] | None = None,
     ) -> None:
-        rule = (decoding or Decoding()).rule
-        if rule.decoupled and limits.dp > 1:
-            raise ValueError("no decoupled drafts are modelled of data-parallel ranks")
-        if rule.decoupled and rule.trees:
-            raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
-        if rule.decoupled:
-            limits = limits._replace(async_scheduling=False, sglang=False)
         if limits.prefix_caching and not is_plain(limits):
             raise ValueError("no prefix cache is modelled of layers with windows or states")
-        n, rows = len(keys), len(keys) * limits.dp
-        self.tables, self.limits, self.decoding = tables, limits, decoding
-        # How engines draft that have weights for which another drafter is faster, or there is none.
-        self.other: Decoding | None = None
-        self.capacity_tokens = capacity_tokens(limits)
+        self.tables = tables
+        # The limits and the decoding of each way to draft; engines change theirs with the weights.
+        self.ways = tuple(
+            (_limits_of(limits._replace(kv_blocks=blocks), decoding), decoding)
+            for (decoding, _), blocks in zip(
+                methods, kv_blocks or [limits.kv_blocks] * len(methods), strict=True
+            )
+        )
+        way_of = np.repeat(np.arange(len(methods)), [len(keys) for _, keys in methods])
+        self.limits, n, rows = self.ways[0][0], way_of.size, way_of.size * limits.dp
         engines = Engines(
             requests=np.zeros((rows, 0), REQUESTS),
             totals=np.zeros(rows, TOTALS),
             scratch=np.zeros(0, np.int64),
-            drafting=_drafting(decoding, rows),
+            drafting=_drafting([decoding for decoding, _ in methods if decoding], rows),
         )
         self.arrays = State(
             engines=engines,
@@ -132,18 +138,21 @@ class Fleet:
         self.members = m = Columns(self.arrays.members)
         m["next_step_s"][:], m["due_s"][:], m["ended"][:] = np.inf, np.inf, -1
         m["heap"][:] = m["place"][:] = np.arange(n)
+        m["way"][:] = way_of
         self.t = t = Columns(engines.totals)
         t["slowdown"][:] = t["drift"][:] = t["admitting"][:] = 1
-        t["accept_length"][:] = (decoding or Decoding()).accept_length
-        t["free_blocks"][:], t["draft_ends_s"][:] = limits.kv_blocks, np.inf
-        t["bandit_key"][:] = np.repeat(np.array(keys), limits.dp)
+        ways = [self.ways[way] for way in np.repeat(way_of, limits.dp)]
+        t["accept_length"][:] = [(decoding or Decoding()).accept_length for _, decoding in ways]
+        t["free_blocks"][:], t["draft_ends_s"][:] = [way.kv_blocks for way, _ in ways], np.inf
+        t["bandit_key"][:] = np.repeat([key for _, keys in methods for key in keys], limits.dp)
         t["block_size"][:], t["prefix_caching"][:] = limits.block_size, limits.prefix_caching
-        t["async_scheduling"][:] = limits.async_scheduling
-        t["last_apart"][:] = not limits.sglang
+        t["async_scheduling"][:] = [way.async_scheduling for way, _ in ways]
+        t["last_apart"][:] = [not way.sglang for way, _ in ways]
         t["hold_paused"][:] = (
             not limits.prefix_caching if limits.hold_paused is None else limits.hold_paused
         )
         t["list_first"][:] = t["list_last"][:] = -1
+        self._changed: list[int] = []  # engines whose next steps are to be planned anew
         self._groups = self._numbers = 0
         self._free_groups: list[int] = []
         self._free_numbers: dict[int, list[int]] = {}  # first ones, by the size of their group
@@ -152,9 +161,9 @@ class Fleet:
         self.engines = [Engine(self, e) for e in range(n)]
 
     def _resolve(self) -> None:
-        some = NO_ENGINES, False, 0.0, 0.0
-        self._advance = resolved(
-            advance, self.arrays, self.tables, self.limits, self.decoding, self.other, *some
+        some = NO_ENGINES, False, False, 0.0, 0.0
+        self._advance: Callable[..., tuple[int, int, float]] = resolved(
+            advance, self.arrays, *self._how, *some
         )
         lengths = np.zeros((0, 8), np.int64)
         self._submit = resolved(
@@ -163,39 +172,44 @@ class Fleet:
 
     def advance(self, now_s: float, event_s: float) -> tuple[int, int, float]:
         """Take steps; see the function `advance`."""
-        some = NO_ENGINES, True, now_s, event_s
-        news: tuple[int, int, float] = self._advance(
-            self.arrays, self.tables, self.limits, self.decoding, self.other, *some
-        )
-        return news
+        changed, self._changed = np.array(self._changed, np.int64), []
+        return self._advance(self.arrays, *self._how, changed, False, True, now_s, event_s)
 
     def stops_before(self, engine: Ints, time_s: float, heeds: bool = True) -> bool:
         """Run an engine to the first boundary strictly after `time_s`, or to one where something
         stops that calls Python (then return True); move an idle engine to `time_s`."""
-        what, _, _ = self._advance(
-            *(self.arrays, self.tables, self.limits, self.decoding, self.other),
-            *(engine, heeds, time_s, np.inf),
-        )
-        return what == STOP.value
+        until = engine, True, heeds, time_s, np.inf
+        return self._advance(self.arrays, *self._how, *until)[0] == STOP
 
-    def keep(self, decoding: Decoding) -> bool:
-        """Keep a decoding in place of the one with equal times of drafting. Return whether that is
-        the other one."""
-        assert self.decoding is not None
-        is_other = decoding.round_s is not self.decoding.round_s
-        if not is_other:
-            self.decoding = decoding
-        else:
-            is_new, self.other = self.other is None, decoding
-            if is_new:
-                self._resolve()
-        return is_other
+    def keep(self, decoding: Decoding, way: int) -> int:
+        """Keep a decoding in place of the one with equal times of drafting, that of `way` first, or
+        as another way. Return its number."""
+        equal = (
+            i
+            for i in (way, *range(len(self.ways)))
+            if (kept := self.ways[i][1])
+            and kept.round_s is decoding.round_s
+            and self.ways[i][0] == self.ways[way][0]
+        )
+        number = next(equal, len(self.ways))
+        is_new = number == len(self.ways)
+        limits, _ = self.ways[way if is_new else number]
+        self.ways = (*self.ways[:number], (limits, decoding), *self.ways[number + 1 :])
+        if is_new:
+            self._resolve()
+        return number
+
+    @property
+    def _how(self) -> tuple[Any, ...]:
+        """How engines make passes, as the function `advance` takes it."""
+        return self.tables, *self.ways[0], self.ways if len(self.ways) > 1 else None
 
     def changed(self, engine: int) -> None:
         """Plan an engine's next step anew, behind all that are planned, where it comes at one
         instant with them."""
         orders = self.arrays.orders
         orders[0] += self.arrays.engines.requests.size
+        self._changed.append(engine)
         self.members["next_step_s"][engine], self.members["stopped"][engine] = VOID, 0
         self.members["order"][engine] = orders[0]
 
@@ -203,21 +217,11 @@ class Fleet:
         """Queue requests at an engine, where it stands; see the function `submit`. Return their
         slots. Raise `InputError` for one that never fits the KV cache."""
         longest = lengths[lengths[:, :2].sum(axis=1).argmax()] if len(lengths) > 1 else lengths[0]
-        self.require_fits(longest.item(0), longest.item(1))
+        self.engines[engine].require_fits(longest.item(0), longest.item(1))
         self._make_room(engine, numbers.size)
         slots = np.empty(numbers.size, np.int64)
         self._submit(self.arrays, self.limits, engine, lengths, numbers, request_s, slots)
         return slots
-
-    def require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
-        """Raise `InputError` for a request that never fits the KV cache."""
-        if prompt_tokens + response_tokens > self.capacity_tokens:
-            raise InputError(
-                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache "
-                f"of {self.capacity_tokens} tokens; use more memory for the cache, a larger "
-                "tp or a lower cap",
-                cause="KV cache of a worker",
-            )
 
     # Groups.
 
@@ -249,8 +253,7 @@ class Fleet:
 
     def withdraw(self, engine: int, numbers: Ints) -> int:
         """Take tickets out of their engine, where it stands. Return how many were there."""
-        taken: int = withdraw(self.arrays, self.limits, engine, numbers)
-        return taken
+        return int(withdraw(self.arrays, self.limits, engine, numbers))
 
     def tickets_in(self, engine: int) -> list[tuple[int, int, float]]:
         """Return the tickets in an engine: the number of each, its tokens, and when it had the
@@ -309,15 +312,25 @@ class Fleet:
         self.r = Columns(requests)
 
 
-def _drafting(decoding: Decoding | None, rows: int) -> Drafting | None:
+def _limits_of(limits: Limits, decoding: Decoding | None) -> Limits:
+    """Return the limits of engines that draft so."""
+    rule = (decoding or Decoding()).rule
+    if rule.decoupled and limits.dp > 1:
+        raise ValueError("no decoupled drafts are modelled of data-parallel ranks")
+    if rule.decoupled and rule.trees:
+        raise ValueError("a decoupled drafter drafts chains; leave its strategies out")
+    return limits._replace(async_scheduling=False, sglang=False) if rule.decoupled else limits
+
+
+def _drafting(decodings: Sequence[Decoding], rows: int) -> Drafting | None:
     """Return what engines of `rows` ranks keep to draft."""
-    if decoding is None:
+    if not decodings:
         return None
-    index = decoding.siblings
+    index = max((d.siblings for d in decodings), key=lambda index: index.group_first.size)
     siblings = np.zeros((rows, index.group_first.size), SIBLING)
     siblings["slot"] = -1
     return Drafting(
-        bandits=bandit_states(decoding.bandit, decoding.rule.rewards, rows),
+        bandits=bandit_states(decodings[0].bandit, decodings[0].rule.rewards, rows),
         siblings=siblings,
         readable=np.zeros(np.max(index.group_end - index.group_first, initial=0), np.int64),
         meanwhile=np.zeros((2, 2 * MOST_TOKENS + 2), np.int64),
@@ -360,8 +373,9 @@ class Engine:
     )  # factor on the hardness of every response: how far the policy is from the drafter
 
     def __init__(self, fleet: Fleet, index: int) -> None:
-        self.fleet, self.index, self.limits = fleet, index, fleet.limits
-        self._dp = fleet.limits.dp
+        self.fleet, self.index, self._dp = fleet, index, fleet.limits.dp
+        self.limits, _ = fleet.ways[fleet.members["way"].item(index)]
+        self._capacity_tokens = capacity_tokens(self.limits)
         self.first_row = index * self._dp
         self.rows = slice(self.first_row, self.first_row + self._dp)
         self._one = np.array([index])
@@ -377,16 +391,26 @@ class Engine:
         ):
             self.fleet.t["padding"][self.rows] = decoding.rule.window.most_tokens
 
+    def require_fits(self, prompt_tokens: int, response_tokens: int) -> None:
+        """Raise `InputError` for a request that never fits the KV cache."""
+        if prompt_tokens + response_tokens > self._capacity_tokens:
+            raise InputError(
+                f"a sample of {prompt_tokens} + {response_tokens} tokens never fits the KV cache "
+                f"of {self._capacity_tokens} tokens; use more memory for the cache, a larger "
+                "tp or a lower cap",
+                cause="KV cache of a worker",
+            )
+
     @property
     def decoding(self) -> Decoding | None:
         """How it drafts. May be changed between passes, for a decoding with equal siblings, bandit
         and loops."""
-        otherwise = self.fleet.members["drafts_otherwise"].item(self.index)
-        return self.fleet.other if otherwise else self.fleet.decoding
+        return self.fleet.ways[self.fleet.members["way"].item(self.index)][1]
 
     @decoding.setter
     def decoding(self, decoding: Decoding) -> None:
-        self.fleet.members["drafts_otherwise"][self.index] = self.fleet.keep(decoding)
+        ways = self.fleet.members["way"]
+        ways[self.index] = self.fleet.keep(decoding, ways.item(self.index))
         self._take_decoding()
 
     @property
@@ -490,8 +514,7 @@ class Engine:
             sample_key,
             continues,
         )
-        slot: int = self.fleet.submit(self.index, np.array([lengths], np.int64), NO_TICKET).item()
-        return slot
+        return int(self.fleet.submit(self.index, np.array([lengths], np.int64), NO_TICKET).item())
 
     def draft_from(
         self,
@@ -540,7 +563,7 @@ class Engine:
     def _leave_row(self, slot: int) -> None:
         """Keep how many tokens a sibling has that ends, or drafts from another source: its row will
         never have more."""
-        if self.fleet.decoding is None:
+        if self.decoding is None:
             return
         d, place = self.fleet.r, self._at(slot)
         row, siblings = d["at"].item(place), self._siblings[place[0] - self.first_row]
@@ -552,7 +575,7 @@ class Engine:
         """Let a request that has no token yet verify an old response with its prompt, of which
         `accepted` tokens stay."""
         d, place = self.fleet.r, self._at(slot)
-        room = self.fleet.capacity_tokens - self.fleet.r["prompt"].item(place) - 1
+        room = self._capacity_tokens - self.fleet.r["prompt"].item(place) - 1
         d["old_tokens"][place], d["old_accepted"][place] = (
             min(old_tokens, room),
             min(accepted, room),
@@ -562,26 +585,14 @@ class Engine:
         """Shut an elastic gate until the batch has been small for long enough."""
         self.fleet.t["elastic_state"][self.rows] = ELASTIC_OFF
 
-    def drafted(self, slot: int) -> tuple[int, int, int]:
+    def drafted(self, slot: int) -> list[int]:
         """Return the tokens that a request drafted (also ahead, whatever became of them), those
-        accepted, and the passes that verified. An ended request has them until its slot is used
+        accepted, the passes that verified, the tokens that these yielded (bonus tokens and
+        corrections included), and the drafted tokens in no window that was verified (thrown away,
+        or ahead now; 0 unless decoupled). An ended request has them until its slot is used
         again."""
-        d, place = self.fleet.r, self._at(slot)
-        return (
-            d["drafted_total"].item(place),
-            d["accepted_total"].item(place),
-            d["verifications"].item(place),
-        )
-
-    def unverified_tokens(self, slot: int) -> int:
-        """Return the drafted tokens in no window that was verified: thrown away, or ahead now. 0
-        unless decoupled."""
-        return self.fleet.r["unverified_total"].item(self._at(slot))
-
-    def verified_tokens(self, slot: int) -> int:
-        """Return the tokens that the verifying passes yielded, bonus tokens and corrections
-        included."""
-        return self.fleet.r["verified_total"].item(self._at(slot))
+        place = self._at(slot)
+        return [self.fleet.r[name].item(place) for name in DRAFTED]
 
     def stop_at(self, slot: int, tokens: int, kind: int) -> None:
         """Set the next stop of a request, in place of the one before: the boundary at which it has
@@ -607,7 +618,7 @@ class Engine:
         Raises KeyError for a request whose pause was not reported."""
         row, at = self._at(slot)
         prompt_tokens = self.fleet.r["prompt"].item(row, at) + observation_tokens
-        self.fleet.require_fits(prompt_tokens, self.fleet.r["response"].item(row, at))
+        self.require_fits(prompt_tokens, self.fleet.r["response"].item(row, at))
         if self.fleet.r["status"].item(row, at) != PAUSED:
             raise KeyError(slot)
         requeue(
@@ -676,8 +687,8 @@ class Engine:
             self.fleet.arrays.engines,
             self.fleet.r["prompt"].item(row, at) + self.generated_tokens(slot),
         )
-        blocks: int = found_blocks(f.requests[row], f.totals[row : row + 1], at, known)
-        return blocks * self.limits.block_size
+        blocks = found_blocks(f.requests[row], f.totals[row : row + 1], at, known)
+        return int(blocks * self.limits.block_size)
 
     def computed_tokens(self, slot: int) -> int:
         """Return the tokens of a request whose KV is in its rank's cache."""
@@ -709,8 +720,7 @@ class Engine:
         """Run an engine that is alone in its fleet to its next stop, if that comes by `time_s`;
         return what stopped there."""
         self.fleet.changed(self.index)
-        what, _, _ = self.fleet.advance(time_s, time_s)
-        return self.stops() if what == STOP.value else []
+        return self.stops() if self.fleet.advance(time_s, time_s)[0] == STOP else []
 
     def run_until_idle(self) -> Floats:
         """Run everything that was submitted. Returns when each slot ended, NaN for unused ones,
@@ -759,4 +769,4 @@ def one_engine(
     tables: Tables, limits: Limits, decoding: Decoding | None = None, key: int = 0
 ) -> Engine:
     """Return an engine that is alone in its fleet."""
-    return Fleet(tables, limits, decoding, [key]).engines[0]
+    return Fleet(tables, limits, (decoding, [key])).engines[0]

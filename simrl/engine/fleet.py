@@ -38,7 +38,7 @@ class News(IntEnum):
     STOP = 2
 
 
-WAIT, GROUP, STOP = News
+WAIT, GROUP, STOP = map(int, News)  # an enum would be made anew for each call
 VOID = -1.0  # the time of a step that is to be planned anew
 
 
@@ -74,7 +74,7 @@ class Member:
     watched: int  # whether each of its stops calls Python
     order: int  # of its next stop, among all stops of one instant
     submitted: int  # requests so far
-    drafts_otherwise: int  # whether it drafts as `Fleet.other` says
+    way: int  # how it drafts: one of `Fleet.ways`
     in_groups: int  # requests of groups in it
     version: int  # of its weights
     ended: int  # its first ticket that has ended and is not over; -1 if there is none …
@@ -120,49 +120,52 @@ def advance(
     tables: Tables,
     limits: Limits,
     d: Decoding | None,
-    other: Decoding | None,
-    settled: Ints,
+    ways: tuple[tuple[Limits, Decoding], ...] | None,
+    engines: Ints,
+    settling: bool,
     heeds: bool,
     now_s: float,
     event_s: float,
 ) -> tuple[int, int, float]:
     """Take steps up to `now_s`, and those before the next event of the schedule (`event_s`), until
     one is an event itself. Return what it is (WAIT, GROUP or STOP), the group or engine, its time.
+    `engines` are those with a step to be planned anew.
 
-    With `settled`, take only the steps of those engines, to the first boundary strictly after
-    `now_s`; idle ones move to `now_s`. STOP is returned only if the caller `heeds` stops.
+    When `settling`, take only the steps of `engines`, to the first boundary strictly after `now_s`;
+    idle ones move to `now_s`. STOP is returned only if the caller `heeds` stops.
+
+    All engines have these limits and draft as `d` says, or each has a way of its own among several.
     """
-    settling, i, void, seen = settled.shape[0] > 0, 0, -1, 0
+    i, void, dp = 0, -1, limits.dp
     while True:
         if settling:
-            if i == settled.shape[0]:
+            if i == engines.shape[0]:
                 return WAIT, -1, np.inf
-            e = settled[i]
-            first, me = e * limits.dp, f.members[e]
+            e = engines[i]
+            first, me = e * dp, f.members[e]
             if me.stopped == 1 and me.calls == 1 and heeds:
                 return STOP, e, f.engines.totals[first].now_s
             me.stopped = 0
             is_busy = busy(f.engines, first, limits)
             if not is_busy or f.engines.totals[first].now_s > now_s:
-                for row in range(first, first + limits.dp):
+                for row in range(first, first + dp):
                     if not is_busy and heeds:
                         f.engines.totals[row].now_s = max(f.engines.totals[row].now_s, now_s)
                 i += 1
                 continue
         else:
-            while void < 0 and seen < f.members.shape[0]:
-                if f.members[seen].next_step_s == VOID:
-                    void = seen
-                seen += 1
+            while void < 0 and i < engines.shape[0]:
+                if f.members[engines[i]].next_step_s == VOID:
+                    void = engines[i]
+                i += 1
             e = void if void >= 0 else f.members[0].heap
-            first, me = e * limits.dp, f.members[e]
+            first, me = e * dp, f.members[e]
             if void < 0:
                 due_s, number = me.due_s, me.ended
                 if due_s == np.inf or (due_s > now_s and due_s >= event_s):
                     return WAIT, -1, due_s
                 if number >= 0:
-                    ticket = f.tickets[number]
-                    group = ticket.group
+                    ticket, group = f.tickets[number], f.tickets[number].group
                     left, out = f.groups[group].left - ticket.done, f.groups[group].out - 1
                     news = out == 0 or (left == 0 and ticket.done == 1)
                     if news and due_s > now_s:
@@ -181,26 +184,26 @@ def advance(
                     me.stopped = 0
                     _reorder(f, e)
                     me.next_step_s = VOID
-        if other is None:  # noqa: SIM108  # so that numba leaves the rest out
-            decoding = d
+        if ways is None:  # so that numba leaves the rest out
+            bounds, decoding = limits, d
         else:
-            decoding = other if me.drafts_otherwise == 1 else d
+            bounds, decoding = ways[me.way]
         if settling or me.next_step_s == VOID:
             passes, end_s = 0, np.inf
-            if busy(f.engines, first, limits):
-                passes, end_s = plan(f.engines, first, tables, limits, decoding)
+            if busy(f.engines, first, bounds):
+                passes, end_s = plan(f.engines, first, tables, bounds, decoding)
             if settling and passes > 0 and end_s > now_s:
-                passes, end_s = end_of_stretch(f.engines, first, tables, limits, passes, now_s)
+                passes, end_s = end_of_stretch(f.engines, first, tables, bounds, passes, now_s)
             me.passes, me.next_step_s = passes, end_s
             if not settling:
                 _move_in_heap(f, e)
                 void = -1
                 continue
         if me.passes > 0:
-            repeat(f.engines, first, limits, decoding, me.passes, me.next_step_s)
+            repeat(f.engines, first, bounds, decoding, me.passes, me.next_step_s)
         else:
-            step(f.engines, first, tables, limits, decoding)
-        n_stopped, t = _note(f, e, limits), f.engines.totals[first]
+            step(f.engines, first, tables, bounds, decoding)
+        n_stopped, t = _note(f, e, bounds), f.engines.totals[first]
         if d is not None and n_stopped == 0 and t.drafted > 0 and t.n_running > 0:
             me.passes, me.next_step_s = 0, t.now_s  # it drafts on
         if me.next_step_s == VOID:
@@ -213,8 +216,7 @@ def advance(
 def _note(f: State, e: int, limits: Limits) -> int:
     """Note what stopped in an engine's step: its tickets, and whether something calls Python.
     Return how much it was."""
-    me, first, n_stopped = f.members[e], e * limits.dp, 0
-    calls = me.watched
+    me, first, n_stopped, calls = f.members[e], e * limits.dp, 0, f.members[e].watched
     for row in range(first, first + limits.dp):
         for i in range(f.engines.totals[row].n_stopped):
             slot = f.engines.requests[row, i].stopped

@@ -339,17 +339,11 @@ def _admit_waiting(r: Requests, t: Totals, limits: Limits, budget: int, schedule
         q.blocks += need
         q.scheduled = new
         q.in_flight = new if limits.async_scheduling and limits.window_groups > 0 else 0
-        q.complete = 0
-        q.gained = 0
+        q.complete = q.gained = 0
         if q.covering == 1 and not limits.sglang:
             cover(r, t, slot, q.computed + new)
-        q.proposed = 0
         q.drafted = padding
-        q.accepted = 0
-        q.ahead = 0
-        q.in_verification = 0
-        q.drafting = 0
-        q.may = 0
+        q.proposed = q.accepted = q.ahead = q.in_verification = q.drafting = q.may = 0
         _count(q, t)
         budget -= new
 

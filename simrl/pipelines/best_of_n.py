@@ -91,12 +91,15 @@ class _FreedWorkers:
         """Give freed workers their drafters, and the requests that are assigned to them."""
         rule, dispatcher, workers = self._rule, self._run.dispatcher, self._run.workers
         reports = [
-            workers[i].progress(sample)
-            for i, samples in enumerate(dispatcher.held())
-            for sample in samples
+            workers[i].progress(samples) for i, samples in enumerate(dispatcher.held()) if samples
         ]
         reported = yield gather(self._run.env, reports)
-        progress = {rollout.sample.uid: rollout for rollout in reported if rollout is not None}
+        progress = {
+            rollout.sample.uid: rollout
+            for rollouts in reported
+            for rollout in rollouts
+            if rollout is not None
+        }
         # Meanwhile a sample may have ended or moved, and a worker may have left, or received
         # samples.
         held, duplicated, free = dispatcher.held(), dispatcher.duplicated(), self._free_workers()

@@ -14,6 +14,7 @@ import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
+from operator import add
 
 import numpy as np
 import simpy
@@ -52,6 +53,7 @@ from simrl.speculation.trace_runs import (
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Response, Sample, Trace
 
+FIRST_COUNT = Rollout._fields.index("drafted_tokens")  # the fields behind it: `Engine.drafted`
 MANY_UPDATES = 1e9  # after which a drafter that is not trained has drifted as far as it can
 MOST_BUILDERS = 4096  # more are never busy at once
 
@@ -391,14 +393,8 @@ class Drafting:
         """Return the rollout with the counts of drafts that the engine has for it, too."""
         if slot is None:
             return rollout
-        drafted, accepted, verifications = engine.drafted(slot)
-        return rollout._replace(
-            drafted_tokens=rollout.drafted_tokens + drafted,
-            accepted_tokens=rollout.accepted_tokens + accepted,
-            verifications=rollout.verifications + verifications,
-            verified_tokens=rollout.verified_tokens + engine.verified_tokens(slot),
-            unverified_tokens=rollout.unverified_tokens + engine.unverified_tokens(slot),
-        )
+        counts = map(add, rollout[FIRST_COUNT:], engine.drafted(slot))
+        return Rollout._make((*rollout[:FIRST_COUNT], *counts, rollout.token_ids))
 
     def weights_loaded(self, engine: Engine, policy_version: int) -> bool:
         """Set an engine to new weights: their drift from the drafter, a shut elastic gate, and no

@@ -37,7 +37,8 @@ SHOWN += ["started_s", "first_token_s", "ended_s"]
 
 
 class Generation:
-    """The requests of one fleet; the number of a worker is the number of its engine."""
+    """The requests of one fleet. The number of a worker is the number of its first engine here; the
+    worker of each engine is in `workers`."""
 
     def __init__(
         self,
@@ -72,7 +73,7 @@ class Generation:
             call_last(self._env, partial(self._wake, self._env.now))
 
     def _plan(self, worker: SimulatedWorker) -> None:
-        members, e = self.fleet.members, worker.index
+        members, e = self.fleet.members, worker.engine.index
         members["watched"][e], members["version"][e] = worker.heeds_stops, worker.policy_version
         self.fleet.changed(e)
 
@@ -98,8 +99,7 @@ class Generation:
         if self.fleet.limits.dp > 1:
             return np.zeros(0, np.int64)
         numbers = self.fleet.arrays.engines.requests["ticket"][worker.index, list(slots)]
-        tickets: NDArray[np.int64] = numbers[numbers >= 0]
-        return tickets
+        return np.asarray(numbers[numbers >= 0])
 
     def start_over(self, worker: SimulatedWorker, slots: Sequence[int]) -> None:
         """Let the tickets in some of a worker's slots, whose segments are closed, lose their

@@ -25,7 +25,7 @@ from simrl.runtime.requests import WorkerRequest
 from simrl.runtime.rollout import Rollout, Segment, WeightLoad, grown
 from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.worker import EngineLoad, LoadMode, WorkerCosts
-from simrl.speculation.decoding import Ints
+from simrl.speculation.decoding import Decoding, Ints
 from simrl.trace.trace import Response, Sample
 
 Arguments = ParamSpec("Arguments")
@@ -55,28 +55,36 @@ def simulated_workers(
     prompts: PromptKeys | None = None,
     decode_lanes: int = 0,
 ) -> list[SimulatedWorker]:
-    """Return workers with an engine for each drafter: one fleet a drafter. Each worker has `lanes`
-    of the recorder. Workers that prefill for others have theirs behind the `decode_lanes`."""
+    """Return workers with an engine for each drafter. Each worker has `lanes` of the recorder.
+    Workers that prefill for others have theirs behind the `decode_lanes`."""
     prompts = prompts or PromptKeys()
-    fleets: dict[str | None, tuple[Generation, Drafting | None]] = {}
-    for name, method in [(None, drafting), *(drafters or {}).items()]:
-        decoding, keys = (
+    methods: list[tuple[str | None, Drafting | None]] = [(None, drafting)]
+    methods += (drafters or {}).items()
+    fleets: dict[str | None, tuple[Generation, int, Drafting | None]] = {}
+    # Engines that draft are in one fleet: no step of another fleet then keeps it from the next.
+    for drafts in (False, True):
+        alike = [(name, method) for name, method in methods if (method is not None) == drafts]
+        ways: list[tuple[Decoding | None, list[int]]] = [
             (method.decoding, [method.key(i) for i in range(number)])
             if method
             else (None, [0] * number)
-        )
-        left = limits.kv_blocks if name is None or not method else method.kv_blocks
-        its_limits = limits._replace(kv_blocks=min(limits.kv_blocks, left))
-        fleet = Fleet(tables, its_limits, decoding, keys)
-        shared = responses, recorder, costs.request_s, prompts
-        fleets[name] = Generation(env, fleet, *shared), method
+            for _, method in alike
+        ]
+        if alike:
+            shared = responses, recorder, costs.request_s, prompts
+            blocks = [
+                min(limits.kv_blocks, method.kv_blocks) if name and method else limits.kv_blocks
+                for name, method in alike
+            ]
+            generation = Generation(env, Fleet(tables, limits, *ways, kv_blocks=blocks), *shared)
+            fleets |= {name: (generation, i * number, of) for i, (name, of) in enumerate(alike)}
     workers = [
         SimulatedWorker(
             env, i, fleets, costs, responses, recorder, prompts, agents, lanes, decode_lanes
         )
         for i in range(number)
     ]
-    for generation, _ in fleets.values():
+    for generation, _, _ in fleets.values():
         generation.workers += workers
     return workers
 
@@ -118,7 +126,7 @@ class SimulatedWorker:
         self,
         env: simpy.Environment,
         index: int,
-        fleets: Mapping[str | None, tuple[Generation, Drafting | None]],
+        fleets: Mapping[str | None, tuple[Generation, int, Drafting | None]],
         costs: WorkerCosts,
         responses: Mapping[int, Response],
         recorder: Recorder,
@@ -131,10 +139,12 @@ class SimulatedWorker:
         self.lane, self._prefills = decode_lanes + index * lanes, decode_lanes > 0
         # An engine for each drafter, all on these GPUs, each with what its drafter leaves to the KV
         # cache; at most one of them has requests.
-        self._fleets = fleets
-        self.engines = [generation.fleet.engines[index] for generation, _ in fleets.values()]
-        self._generation, self._drafting = fleets[None]
-        self.engine = self.engines[0]
+        self._drafters = {
+            name: (generation, generation.fleet.engines[first + index], method)
+            for name, (generation, first, method) in fleets.items()
+        }
+        self._generation, self.engine, self._drafting = self._drafters[None]
+        self.engines = [engine for _, engine, _ in self._drafters.values()]
         self.groups: Generation | None = None  # set where the worker takes whole groups
         self.load_delay_s, self._spent_before = 0.0, self.engine.spent
         self.env, self._costs, self._responses, self._recorder = env, costs, responses, recorder
@@ -203,22 +213,25 @@ class SimulatedWorker:
             self.watch(request, tokens, event)
 
     @at_boundary
-    def progress(self, event: simpy.Event, sample: Sample) -> None:
-        request = self._requests.get(sample.uid)
-        rollout = request and self._so_far(request, self.engine.now_s)
-        if request and rollout and self._drafting is not None:
-            rollout = self._drafting.counted(self.engine, request.slot, rollout)
-        self._fire(event, rollout)
+    def progress(self, event: simpy.Event, samples: Sequence[Sample]) -> None:
+        here = [self._requests.get(sample.uid) for sample in samples]
+        self._fire(event, [request and self._counted(request) for request in here])
+
+    def _counted(self, request: WorkerRequest) -> Rollout:
+        """Return the rollout of a request as it is, drafts included."""
+        rollout, drafting = self._so_far(request, self.engine.now_s), self._drafting
+        return drafting.counted(self.engine, request.slot, rollout) if drafting else rollout
 
     @at_boundary
     def load(self, event: simpy.Event) -> None:
-        engine, limits = self.engine, self.engine.fleet.limits
-        blocks = limits.kv_blocks * limits.dp
+        engine, limits = self.engine, self.engine.limits
         preemptions = sum(each.preemptions for each in self.engines)
-        usage = 1.0 - engine.free_blocks / blocks
+        usage = 1.0 - engine.free_blocks / (limits.kv_blocks * limits.dp)
         new, self._preemptions = preemptions - self._preemptions, preemptions
-        tokens = limits.kv_tokens * limits.dp
-        self._fire(event, EngineLoad(tokens, usage, engine.running, engine.waiting, new))
+        self._fire(
+            event,
+            EngineLoad(limits.kv_tokens * limits.dp, usage, engine.running, engine.waiting, new),
+        )
 
     @at_boundary
     def draft_with(self, event: simpy.Event, drafter: str | None) -> None:
@@ -352,7 +365,7 @@ class SimulatedWorker:
 
     @property
     def _decodes(self) -> bool:
-        in_groups = self._generation.fleet.members["in_groups"].item(self.index)
+        in_groups = self.engine.fleet.members["in_groups"].item(self.engine.index)
         resting = sum(slot not in self._in_slot for slot in self.aside)
         return bool(self._decoding) or in_groups > resting
 
@@ -530,8 +543,7 @@ class SimulatedWorker:
             )
         before = self.engine
         before.fleet.changed(before.index)
-        self._generation, self._drafting = self._fleets[drafter]
-        self.engine = self._generation.fleet.engines[self.index]
+        self._generation, self.engine, self._drafting = self._drafters[drafter]
         self.engine.now_s, self.engine.slowdown = before.now_s, before.slowdown
         self.engine.admitting = before.admitting
         if self._drafting is not None:

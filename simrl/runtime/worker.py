@@ -134,10 +134,10 @@ class RolloutWorker(Protocol):
         """Watch a request. Fires at the first boundary at which its response has `tokens`, those of
         other workers included; never if it ends before."""
 
-    def progress(self, sample: Sample) -> simpy.Event:
-        """Report a request. Fires with its unfinished `Rollout` at the boundary, drafts included;
-        with None if it is not here. (A server that streams tokens and counts drafts by request can
-        answer this.)"""
+    def progress(self, samples: Sequence[Sample]) -> simpy.Event:
+        """Report requests. Fires with the unfinished `Rollout` of each at the boundary, drafts
+        included; None for one that is not here. (A server that streams tokens and counts drafts by
+        request can answer this.)"""
 
     def load(self) -> simpy.Event:
         """Report the engine's load. Fires with an `EngineLoad` at the boundary."""

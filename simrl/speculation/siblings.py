@@ -14,7 +14,7 @@ tokens as they come.
 
 Without token ids, drafts are drawn from a run model, and a second draw places the text that a draft
 repeats: in one of the group's other responses, at most as far as the response itself has come. The
-draft is made if that sibling has generated the text at the worker (`drawn_is_there`). Both draws
+draft is made if that sibling has generated the text at the worker (`drawn_source`). Both draws
 hold for `SOURCE_TOKENS` places of the response. So a worker with a part of the group has an equal
 part of the drafts: a lower bound, as several siblings may have a text.
 """
@@ -215,20 +215,20 @@ def sibling_draft(
 
 
 @kernel
-def drawn_is_there(index: SiblingIndex, row: int, generated: int, known: Ints) -> bool:
-    """Return whether the text that a row would draft from has been generated here, by draws;
-    `known` as in `sibling_draft`. The row's own text counts where it may be read."""
+def drawn_source(index: SiblingIndex, row: int, generated: int, reads_own: bool) -> tuple[int, int]:
+    """Return the member of its group that a row would draft from, by draws, and the tokens that this
+    must have more than; -1 if there is none. The row's own text counts where it may be read."""
     first, members = index.group_first[row], index.group_end[row] - index.group_first[row]
     member_of_row = row - first
-    others = members - (known[member_of_row] == 0)
+    others = members - (not reads_own)
     if others == 0:
-        return False
+        return -1, 0
     key, place = mixed(index.sample_key[row], _SOURCE), 2 * (generated // SOURCE_TOKENS)
     member = int(uniform(key, place) * others)
     if others < members and member >= member_of_row:
         member += 1
     length = index.first[first + member + 1] - index.first[first + member]
-    return bool(known[member] > min(int(uniform(key, place + 1) * generated), length - 1))
+    return member, min(int(uniform(key, place + 1) * generated), length - 1)
 
 
 Known = Literal["lockstep", "finished"]

@@ -45,4 +45,4 @@ def test_a_slot_that_is_used_again_knows_nothing_of_its_last_drafts():
     engine = loaded(Limits(4, 64, 16, 400))
     engine.fleet.r["drafted_total"][:] = 7
     engine.run_until_idle()
-    assert engine.drafted(engine.submit(8, 4)) == (0, 0, 0)
+    assert engine.drafted(engine.submit(8, 4)) == [0] * 5

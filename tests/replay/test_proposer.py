@@ -243,7 +243,7 @@ def simulated(
         for name, slot in slots.items():
             aborted = (abort_at or {}).get(name) == passes
             if name not in counts and (aborted or slot in ended):
-                counts[name] = DraftCounts(*engine.drafted(slot), engine.verified_tokens(slot))
+                counts[name] = DraftCounts(*engine.drafted(slot)[:4])
                 if aborted and slot not in ended:
                     engine.abort(slot)
     return counts

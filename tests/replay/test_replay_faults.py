@@ -323,9 +323,9 @@ def test_who_waits_for_a_lost_engine_is_answered(tmp_path):
         stay = worker.submit(each)
         real.env.run(until=real.env.timeout(2 * REPORT_EVERY_S))
         real.kill(0)
-        load, progress, abort = worker.load_weights(3), worker.progress(each), worker.abort(each)
+        load, progress, abort = worker.load_weights(3), worker.progress([each]), worker.abort(each)
         real.env.run(until=gather(real.env, [stay, load, progress, abort]))
-        assert load.value.version == 3 and progress.value is None
+        assert load.value.version == 3 and progress.value == [None]
         assert stay.value == abort.value and not stay.value.done and 0 < stay.value.tokens < 1000
         late = worker.submit(each, stay.value)
         assert real.env.run(until=late) == stay.value  # comes back at once, as it is

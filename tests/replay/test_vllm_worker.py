@@ -320,15 +320,15 @@ def test_progress_is_told_as_it_is_at_the_boundary_and_cuts_no_segment():
     real = rig()
     a = sample(0, 4, 9)
     real.note("stay", real.worker.submit(a))
-    real.at(3.5, lambda: real.note("progress", real.worker.progress(a)))
-    real.at(8.5, lambda: real.note("ended", real.worker.progress(a)))
-    real.at(20.0, lambda: real.note("gone", real.worker.progress(a)))
+    real.at(3.5, lambda: real.note("progress", real.worker.progress([a])))
+    real.at(8.5, lambda: real.note("ended", real.worker.progress([a])))
+    real.at(20.0, lambda: real.note("gone", real.worker.progress([a])))
     real.run()
     by_name = {name: (at_s, value) for name, at_s, value in real.log}
-    at_s, rollout = by_name["progress"]
+    at_s, [rollout] = by_name["progress"]
     assert (at_s, rollout.tokens, rollout.done) == (4.0, 4, False)
     assert [(s.tokens, s.started_s, s.ended_s) for s in rollout.segments] == [(4, 0.0, 4.0)]
-    assert by_name["ended"] == (9.0, None) and by_name["gone"] == (20.0, None)
+    assert by_name["ended"] == (9.0, [None]) and by_name["gone"] == (20.0, [None])
     assert [s.tokens for s in by_name["stay"][1].segments] == [9]
 
 

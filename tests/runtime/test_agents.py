@@ -99,7 +99,7 @@ def test_the_places_of_a_dropped_cache_are_free_a_pass_later_under_async_schedul
         2.2,
         3.2,
     ):  # where a worker is asked something, its engine has ended the pass under way
-        at(env, asks_s, lambda: worker.progress(other))
+        at(env, asks_s, lambda: worker.progress([other]))
     free = free_blocks_at(env, worker, 2.9, 3.9)
     env.run(until=5.0)
     assert free == [
@@ -227,7 +227,7 @@ def test_looking_on_changes_nothing():
         samples = [sample(i, 4, 9, [Turn(2 + i, 4.0, 3), Turn(7, 3.0, 1)]) for i in range(4)]
         done = [worker.submit(each) for each in samples]
         for time_s in asked_s:
-            at(env, time_s, lambda: worker.progress(samples[3]))
+            at(env, time_s, lambda: worker.progress(samples[3:4]))
         env.run(until=200.0)
         return [event.value for event in done], agents.figures
 
@@ -297,7 +297,7 @@ def test_the_copy_of_a_trajectory_waits_for_the_call_during_which_it_was_made_as
         first = workers[0].submit(what)
         first.callbacks.append(lambda event: fired.setdefault("first", ended(event.value)))
         yield env.timeout(5.0)
-        partial = yield workers[0].progress(what)
+        [partial] = yield workers[0].progress([what])
         second = workers[1].submit(what, partial)
         second.callbacks.append(lambda event: fired.setdefault("second", ended(event.value)))
 

@@ -590,7 +590,7 @@ def test_an_engine_with_older_weights_keeps_the_drafter_that_comes_with_them():
     config = on_gpus("areal", tlt(**FEW, adaptive=False, drafter_from_update=2), 1, steps=2)
     ready = prepared(config)
     drafting = Drafting(ready.drafts, ready, 8, 0)
-    fleet = Fleet(ready.profile.tables, ready.limits, drafting.decoding, [0, 1])
+    fleet = Fleet(ready.profile.tables, ready.limits, (drafting.decoding, [0, 1]))
     new, old = fleet.engines
     assert drafting.weights_loaded(new, 2) and not drafting.weights_loaded(old, 1)
     assert new.decoding is not old.decoding

@@ -14,8 +14,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from simrl.profile.compiled import kernel
-
 
 @dataclass(frozen=True)
 class BestOfN:
@@ -101,7 +99,6 @@ def counted_acceptance(drafted: int, accepted: int, verifications: int) -> float
     return _probability(drafted / verifications, accepted / verifications)
 
 
-@kernel
 def _probability(window: float, tokens: float) -> float:
     """Return the p that solves Σ_{1<=j<=window} pʲ = tokens, by bisection to 2**-50."""
     p, step = 0.5, 0.25

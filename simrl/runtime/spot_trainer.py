@@ -247,16 +247,16 @@ class SpotTrainer:
 
     def _batch(self) -> list[int]:
         """Return the tokens of each response of the next iteration: a random sample of the buffer, as
-        in the public code (eagle_background_trainer.py)."""
+        in the public code (eagle_background_trainer.py), or in turn, as in the paper."""
         if self._pool is None:
             longest, earlier = (
                 max(self._finished, default=0),
                 self._before if self._parameters.data_buffer else [],
             )
-            self._pool = [n for n in earlier if n > longest] + self._finished
-        pool, draws = (
-            self._pool,
-            np.random.default_rng([len(self.behind), self._drafter.iterations]),
-        )
+            self._pool = sorted((n for n in earlier if n > longest), reverse=True) + self._finished
+        pool, iteration = self._pool, self._drafter.iterations
         number = min(self._parameters.batch_sequences, len(pool))
+        if self._parameters.sampling == "longest_first":
+            return [pool[(iteration * number + i) % len(pool)] for i in range(number)]
+        draws = np.random.default_rng([len(self.behind), iteration])
         return [pool[i] for i in draws.choice(len(pool), number, replace=False)] if pool else []

@@ -10,9 +10,10 @@ a checkpoint take, `DrafterStaleness` how far the policy has moved since the dra
 policy updates: an update adds one, training reduces it, in the shape of the paper's Fig. 15 (a dip
 at each update, recovered within a few iterations). `ModelAcceptance.drift` turns it into hardness.
 
-An iteration takes a random batch from the buffer: of the responses that have finished in this
-rollout, and with `data_buffer`, of the longer ones of the rollout before (one-step offset
-sampling; the public code takes all of both).
+An iteration takes a batch from the buffer: of the responses that have finished in this rollout,
+and with `data_buffer`, of the longer ones of the rollout before (one-step offset sampling; the
+public code takes all of both). It samples at random, as the public code does, or takes the longest
+ones of the rollout before first, as the paper has it (`sampling`).
 The workers of a session share it. Without the buffer, a drafter learns nothing of responses longer
 than those finished by then.
 
@@ -28,6 +29,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Literal
 
 from pydantic import BaseModel, Field
 
@@ -82,6 +84,10 @@ class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     data_buffer: bool = Field(
         default=True,
         description="train on long responses of the rollout before, too (§4.2, DataBuffer)",
+    )
+    sampling: Literal["random", "longest_first"] = Field(
+        default="random",
+        description="how an iteration takes responses from the buffer: at random (code), or in turn, the longest of the rollout before first (§4.2)",
     )
     most_iterations: int = Field(default=200, ge=1, description="of one session (code)")
     recovery_iterations: float = Field(

@@ -2,6 +2,7 @@
 that does not wait n seconds."""
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -286,6 +287,15 @@ def test_a_batch_is_a_random_sample_of_the_buffer_without_repetition():
         trainer.finished(tokens, 201.0)
     assert sorted(trainer._batch()) == sorted(buffer)  # all that there is
     assert trainer._batch() == trainer._batch()
+
+
+def test_the_papers_batches_begin_with_the_longest_responses_of_the_rollout_before():
+    trainer = trained_in_100_s(sampling="longest_first")
+    trainer._pool, trainer._before = None, [500, 9000, 4000]
+    for tokens in (1000, 3000):
+        trainer.finished(tokens, 201.0)
+    trainer._drafter = replace(trainer._drafter, iterations=0)
+    assert trainer._batch() == [9000, 4000, 1000, 3000]
 
 
 def test_without_responses_there_is_nothing_to_train_on():

@@ -87,7 +87,7 @@ class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
     sampling: Literal["random", "longest_first"] = Field(
         default="random",
-        description="how an iteration takes responses from the buffer: at random (code), or in turn, the longest of the rollout before first (§4.2)",
+        description="of the buffer: at random (code), or in turn, the longest of the rollout before first (§4.2)",
     )
     most_iterations: int = Field(default=200, ge=1, description="of one session (code)")
     recovery_iterations: float = Field(

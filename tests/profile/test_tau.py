@@ -156,7 +156,12 @@ def test_a_run_plans_by_the_table_and_says_so(tmp_path):
         made[name] = watch(
             prepare(
                 scenario(
-                    {"name": "rhymerl", "speculation": "none", "ranking_groups": 2},
+                    {
+                        "name": "rhymerl",
+                        "speculation": "none",
+                        "ranking_groups": 2,
+                        "sub_batches": "responses",
+                    },
                     steps=6,
                     cluster={"gpu": "h100", "gpus": 8, "tp": 1},
                     profile={"tau": tau, "roofline": {"between_passes_s": 0.01}},

@@ -11,9 +11,11 @@ points do, or if the middle cannot be simulated; else it disagrees. Where it doe
 claim names are simulated, each alone. Nothing is fitted.
 """
 
+import csv
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -37,6 +39,7 @@ CLAIMS: dict[str, Claim] = {
     **areal.CLAIMS,
     **others.CLAIMS,
 }
+WORDS = Path(__file__).parent / "claims" / "words.csv"
 OPEN_FROM = 0.5  # share of the points from which a claim that the middle does not show is open
 
 
@@ -182,14 +185,29 @@ def entry(row: Row) -> dict[str, Any]:
     }
 
 
-HEADS = ("claim", "agrees if", "simulated", "verdict", "share of range")
-APART = ("claim", "not determined", "at the middle", "input", "agrees at")
+HEADS = ("", "claim", "agrees if", "simulated", "verdict", "share of range")
+APART = ("", "claim", "not determined", "at the middle", "input", "agrees at")
+
+
+@cache
+def words() -> dict[str, str]:
+    """Return each claim in words, behind its section, by id."""
+    with WORDS.open(encoding="utf-8", newline="") as file:
+        return {
+            row["id"]: f"{place(row['section'])}: {row['claim']}" for row in csv.DictReader(file)
+        }
+
+
+def place(section: str) -> str:
+    """Return a section as papers are cited: `§7.1`, `Table 2`, `abstract`."""
+    return f"§{section}" if section[0].isdigit() else section
 
 
 def cells(row: Row) -> list[str]:
     """Return the cells of a row."""
     share = f"{row.share:.0%}" if len(row.figures) > 1 else ""
-    return [row.id, CLAIMS[row.id].threshold, shown(row.figures[0]), row.verdict, share]
+    claim = CLAIMS[row.id]
+    return [row.id, words()[row.id], claim.threshold, shown(row.figures[0]), row.verdict, share]
 
 
 def apart(row: Row) -> list[str]:
@@ -198,6 +216,7 @@ def apart(row: Row) -> list[str]:
     assert undetermined is not None
     return [
         row.id,
+        words()[row.id],
         undetermined.why,
         f"{row.verdict}: {shown(row.figures[0])}",
         undetermined.input,

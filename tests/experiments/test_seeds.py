@@ -31,6 +31,12 @@ def test_every_claim_of_the_list_is_simulated():
     assert len(determined) == 33
 
 
+def test_every_claim_is_shown_in_words():
+    assert list(seeds.words()) == list(CLAIMS)
+    assert seeds.words()["tl-3"].startswith("Table 2: the speed-up of tree drafting falls")
+    assert seeds.words()["sp-2"] == "§2.2: twice the rollout GPUs gain little"
+
+
 def test_an_undetermined_claim_is_in_no_total_and_shows_where_it_turns():
     walked = Row("rh-1", (HOLDS,), {"32": HOLDS, "256": FAILS, "512": "no memory"})
     assert walked.walk == "32 yes, 256 no, 512 none"

@@ -196,8 +196,8 @@ CLAIMS = {
         vanilla,
         "0.95 to 1.2",
         _TENTH,
-        "the host's time for each sequence of a pass, which the preset has, makes a pass of 128 requests longer by 10 ms whether "
-        "or not it verifies drafts, so that fewer passes gain more",
+        "the host's time for each sequence of a pass, which the preset has, makes a pass of 128 requests longer by 10 ms "
+        "whether or not it verifies drafts, so that fewer passes gain more",
         _SLOWER_DRAFTS,
     ),
     "sp-5": Claim(

@@ -328,7 +328,7 @@ def in_short(table: Table) -> Iterator[str]:
         most, name, w = gains[-1]
         yield (
             "**Set the keys before you change the framework.** Where the defaults keep that bound, a framework's own keys gain "
-            f"{gains[len(gains) // 2][0]:.2f}× in the middle and up to {most:.1f}× "
+            f"{gains[len(gains) // 2][0]:.2f}× in the median and up to {most:.1f}× "
             f"({FRAMEWORKS[name].title}, {WORKLOADS[w].lower()})."
         )
     ahead = [

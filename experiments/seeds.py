@@ -224,34 +224,56 @@ def apart(row: Row) -> list[str]:
     ]
 
 
-def total(rows: Sequence[Row]) -> str:
-    """Return the verdicts in words."""
-    scored = [row for row in rows if row.determined]
-    counts = {
-        verdict: sum(row.verdict == verdict for row in scored)
-        for verdict in ("agrees", "disagrees", "open")
-    }
+def total(verdicts: Sequence[str], undetermined: int) -> str:
+    """Return the verdicts of determined claims in words, and the number of the others."""
+    counts = {verdict: verdicts.count(verdict) for verdict in ("agrees", "disagrees", "open")}
     return (
-        f"{counts['agrees']} of {len(scored)} claims that the texts determine agree, {counts['disagrees']} disagree, "
-        f"{counts['open']} open; {len(rows) - len(scored)} are not determined."
+        f"{counts['agrees']} of {len(verdicts)} claims that the texts determine agree, {counts['disagrees']} disagree, "
+        f"{counts['open']} open; {undetermined} are not determined."
     )
 
 
+def total_of(rows: Sequence[Row]) -> str:
+    """Return the total of rows."""
+    scored = [row.verdict for row in rows if row.determined]
+    return total(scored, len(rows) - len(scored))
+
+
 def write_page(page: Path, rows: Sequence[Row], samples: int) -> None:
-    """Write the tables of the page anew."""
+    """Write the lines of these claims anew; the page keeps the lines of the others."""
     scored = [row for row in rows if row.determined]
-    causes = [[row.id, row.verdict, row.cause] for row in scored if row.verdict != "agrees"]
-    settings = [[row.id, CLAIMS[row.id].setting] for row in rows]
+    text = page.read_text(encoding="utf-8")
+    claims = _lines(text, "claims", {row.id: cells(row) for row in scored})
+    others = _lines(text, "apart", {row.id: apart(row) for row in rows if not row.determined})
+    causes = {row.id: [row.id, row.verdict, row.cause] for row in scored}
+    agree = {name for name, line in claims.items() if line[HEADS.index("verdict")] == "agrees"}
+    missed = {k: line for k, line in _lines(text, "causes", causes).items() if k not in agree}
+    verdicts = [line[HEADS.index("verdict")] for line in claims.values()]
     parts = {
-        "total": [total(rows), "", f"The middle of the ranges and {samples} points of them."],
-        "claims": markdown(HEADS, [cells(row) for row in scored]),
-        "apart": markdown(APART, [apart(row) for row in rows if not row.determined]),
-        "causes": markdown(("claim", "verdict", "cause, and what changed inputs give"), causes)
-        if causes
-        else ["All agree."],
-        "settings": markdown(("claim", "simulated setting"), settings),
+        "total": [
+            total(verdicts, len(others)),
+            "",
+            f"The middle of the ranges and {samples} points of them.",
+        ],
+        "claims": markdown(HEADS, list(claims.values())),
+        "apart": markdown(APART, list(others.values())),
+        "causes": markdown(
+            ("claim", "verdict", "cause, and what changed inputs give"), list(missed.values())
+        ),
+        "settings": markdown(
+            ("claim", "simulated setting"), [[k, claim.setting] for k, claim in CLAIMS.items()]
+        ),
     }
     write_parts(page, parts)
+
+
+def _lines(text: str, part: str, new: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Return the lines of a table of the page by claim, in the claims' order, new ones in place of old ones."""
+    _, _, rest = text.partition(f"<!-- {part} -->\n")
+    table, _, _ = rest.partition(f"<!-- /{part} -->")
+    old = [line.strip("| ").split(" | ") for line in table.splitlines() if line.startswith("| ")]
+    lines = {cells_[0]: cells_ for cells_ in old} | dict(new)
+    return {name: lines[name] for name in CLAIMS if name in lines}
 
 
 def main(
@@ -262,7 +284,8 @@ def main(
     jobs: Annotated[int, typer.Option(min=1, help="processes on this machine")] = os.cpu_count()
     or 1,
     page: Annotated[
-        Path | None, typer.Option(help="a Markdown page whose tables are written anew")
+        Path | None,
+        typer.Option(help="a Markdown page whose lines of these claims are written anew"),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -294,7 +317,7 @@ def main(
     for row in rows:
         if row.cause and row.determined:
             console.print(f"{row.id}: {row.cause}")
-    console.print(total(rows))
+    console.print(total_of(rows))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ MODELS = ("qwen2.5-7b", "qwen2.5-32b", "llama-3.3-70b")
 BATCHES = (1, 8, 16, 32)
 EVERY_BATCH = (1, 2, 4, 8, 16, 32, 64)
 ALWAYS = 100_000  # requests: a worker never has more
-FEW_GPUS, FEW_PROMPTS, UPDATES = 16, 64, 34  # of the run that follows the drafter
+FEW_GPUS, FEW_PROMPTS, UPDATES = 32, 128, 34  # of the run that follows the drafter
 
 
 def base(inputs: Inputs) -> paper.System:
@@ -97,7 +97,7 @@ def tail_only(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 
 def by_update(lab: Lab, inputs: Inputs, **drafting: Any) -> Any:
-    """Return accepted tokens a pass in each update, on a quarter of the GPUs and responses."""
+    """Return accepted tokens a pass in each update, on half of the GPUs and responses."""
     few = inputs | {"gpus": FEW_GPUS}
     scenario = paper.scenario(few, paper.TARGET, own(inputs, **drafting), FEW_PROMPTS)
     return lab.run(scenario.model_copy(update={"steps": UPDATES, "warmup_steps": 0}))[
@@ -219,7 +219,7 @@ CLAIMS = {
         LEDGER,
         adapts,
         "accept length higher and dips",
-        "32B on 16 GPUs, a quarter of the responses; 34 steps",
+        "32B on 32 GPUs, half of the responses; 34 steps",
         undetermined=Undetermined(
             "by construction: the dip is the assumed drift", "accept_drift", (0.0, 0.02, 0.05, 0.1)
         ),

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import seeds
 from experiments.claims.claim import Claim, Figure
-from experiments.seeds import CLAIMS, Row, Task, entry, run, sets, total
+from experiments.seeds import CLAIMS, Row, Task, entry, run, sets, total_of, write_page
 from simrl.errors import InputError
 
 LIST = Path(__file__).parents[3] / "shared" / "reference" / "claims.csv"
@@ -41,9 +41,25 @@ def test_an_undetermined_claim_is_in_no_total_and_shows_where_it_turns():
     walked = Row("rh-1", (HOLDS,), {"32": HOLDS, "256": FAILS, "512": "no memory"})
     assert walked.walk == "32 yes, 256 no, 512 none"
     assert list(walked.changes) == ["32", "64", "128", "256", "512"]
-    assert total([walked, Row("rh-2", (HOLDS,), {})]) == (
+    assert total_of([walked, Row("rh-2", (HOLDS,), {})]) == (
         "1 of 1 claims that the texts determine agree, 0 disagree, 0 open; 1 are not determined."
     )
+
+
+def test_a_page_keeps_the_lines_of_claims_that_are_not_simulated(tmp_path: Path):
+    page = tmp_path / "page.md"
+    parts = ("total", "claims", "apart", "causes", "settings")
+    page.write_text("".join(f"<!-- {part} -->\n<!-- /{part} -->\n" for part in parts))
+    walked = Row("rh-1", (HOLDS,), {"32": HOLDS})
+    write_page(page, [Row("rh-2", (FAILS,), {}), Row("sp-2", (HOLDS,), {}), walked], 0)
+    assert (
+        "1 of 2 claims that the texts determine agree, 1 disagree, 0 open; 1 are"
+        in page.read_text()
+    )
+    write_page(page, [Row("rh-2", (HOLDS,), {})], 0)
+    text = page.read_text()
+    assert "2 of 2 claims that the texts determine agree, 0 disagree, 0 open; 1 are" in text
+    assert "| rh-2 | disagrees" not in text and "| 32 yes |" in text
 
 
 def test_every_input_by_which_a_claim_may_turn_is_one_of_its_ledger():

@@ -415,8 +415,8 @@ CLAIMS = {
         "at both contexts: EAGLE's gain is below 1.05 at a batch beyond 64, or its share of HistoSpec's gain halves; "
         "HistoSpec > 1.3 throughout",
         "one worker of 8B, 16 to 512 requests of equal lengths run at once, at contexts of 500 and 8,000 tokens",
-        "the host's time for each sequence makes a pass of 512 requests longer by 28 ms whether or not it verifies drafts, and so "
-        "do launches without CUDA graphs: EAGLE's drafts pay at every batch. HistoSpec's gate closes at 512 requests",
+        "the host's time for each sequence makes a pass of 512 requests longer by 28 ms whether or not it verifies drafts, and "
+        "so do launches without CUDA graphs: EAGLE's drafts pay at every batch. HistoSpec's gate closes at 512 requests",
         {
             **_GRAPHS,
             "and hosts of four times the speed": {"enforce_eager": False, "host_speed": 4.0},

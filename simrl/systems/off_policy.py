@@ -215,6 +215,7 @@ def rhymerl(
         paper="RhymeRL, arXiv 2508.18588",
         off_policyness=2 if histopipe and migration else 1,
         speculation=histospec(),
+        reads_tau=histopipe,
     )
 
 

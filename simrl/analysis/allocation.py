@@ -150,7 +150,7 @@ def allocate_step(
             "source": tau.source if tau else of_profile,
         },
     }
-    return {**result, "notes": _notes(result)}
+    return {**result, "notes": _notes(result) + (tau.warnings() if tau else [])}
 
 
 def _ranked(

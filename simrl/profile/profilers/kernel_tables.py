@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from simrl.errors import InputError, first_line, refuse
+from simrl.errors import InputError, first_line, meant, refuse
 from simrl.profile.hardware import GPUS, Gpu, known_gpu
 from simrl.profile.interpolation import Floats, interpolate4
 from simrl.profile.model_shape import ModelShape, known_name
@@ -282,10 +282,11 @@ def read_csv(
     times: tuple[str, ...] = ("time_us",),
     optional: tuple[str, ...] = (),
     remedy: str = "",
+    also: tuple[str, ...] | None = None,
 ) -> pd.DataFrame:
     """Read a table, of which the `optional` axes may be missing; raise `InputError`, with the `remedy` (default: to profile),
     for missing columns, values that are not numbers of zero or more, rows longer than the header, and two times of one
-    point. A table with a remedy of its own has values above 0."""
+    point. A table with a remedy of its own has values above 0, one with columns that it may `also` have no others."""
     too_long = f"{path}: row {{}} has {{}} fields, the header {{}}; put a field that contains commas in quotes"
     try:
         table = pd.read_csv(path)
@@ -304,6 +305,12 @@ def read_csv(
         raise InputError(
             f"{path}: no column {missing[0]!r}; found {', '.join(map(str, table.columns))} (commas divide columns); "
             f"{remedy or 'profile it again'}"
+        )
+    known = (*axes, *optional, *times, *(also or map(str, table)))
+    unknown = [name for name in map(str, table) if name not in known]
+    if unknown:
+        raise InputError(
+            f"{path}: column {unknown[0]!r} is not known{meant(unknown[0], known)}; known: {', '.join(dict.fromkeys(known))}"
         )
     numbers = table[[column for column in columns if column != "layer"]].apply(
         pd.to_numeric, errors="coerce"

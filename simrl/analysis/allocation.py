@@ -71,7 +71,7 @@ def allocate_step(
     """
     if not 1 <= groups <= workers:
         raise InputError(
-            f"allocate: {groups} groups on {workers} workers; each group needs a worker of its own"
+            f"allocate: {groups} groups on {_workers(workers)}; each group needs a worker of its own"
         )
     epoch, step = _history_and_step(trace, epoch, step)
     ranked, samples, of_history = _ranked(trace, epoch, step, groups, representative)

@@ -165,11 +165,11 @@ def rhymerl(
     number with the shortest steps). Where the search finds no plan, the exact solution is taken, or equal numbers if
     `max_workers` is None. A group's time τ is computed from the profile, what drafts recently did for the group, and the
     lengths of its last epoch, scaled to its representative length: the mean of its "responses", or of its prompts'
-    "medians" (`representative`; §6.4 can be read either way). A measured table of τ (`profile.tau=FILE`; `simrl measure
-    --tau` writes one) replaces it; a result names the τ of its plans. `migration`: within the last `alpha` of a ranking
-    group, a response longer than β times the longest of its prompts moves to a worker that is busy with a longer group, or,
-    if there is none, to the next step; a prompt is as long as the median of its responses was in its last epoch, and β is
-    the 75th percentile of the length growth over the last epoch, at least `least_beta`.
+    "medians" (`representative`; §6.4 can be read either way). A measured table of τ (`profile.tau=FILE`;
+    `simrl measure --tau` writes one) replaces it; a result names the τ of its plans. `migration`: within the last `alpha`
+    of a ranking group, a response longer than β times the longest of its prompts moves to a worker that is busy with a
+    longer group, or, if there is none, to the next step; a prompt is as long as the median of its responses was in its last
+    epoch, and β is the 75th percentile of the length growth over the last epoch, at least `least_beta`.
     `sub_batches`: a worker gets whole "prompts", all responses of each (§4.2: "a sub-batch of prompts"), or single "responses",
     so that all workers of a ranking group have equal numbers. `over_sampling` draws this multiple of a batch's groups; an
     update begins once the buffer has a batch's responses (§4.2), in the groups that came first, and the rest is aborted and

@@ -540,6 +540,20 @@ def test_the_table_on_the_screen_says_what_the_paper_leaves_open(simrl, allocate
     assert "Drawn in picture.svg" in text and Path("picture.svg").read_text().startswith("<?xml")
 
 
+def test_the_notes_name_the_option_and_count_one_worker_as_one(simrl, allocate):
+    text = " ".join(
+        simrl(*allocate("--workers", "1", "--groups", "1", "-o", "one.svg")).out.split()
+    )
+    assert "48 samples in 1 group on 1 worker;" in text and "1 workers" not in text
+    text = " ".join(
+        simrl(*allocate("--workers", "12", "--groups", "4", "-o", "two.svg")).out.split()
+    )
+    assert "Training (--train-seconds 0) is shorter than" in text
+    assert "2 groups on 1 worker; each" in simrl.refuses(
+        *allocate("--workers", "1", "--groups", "2")
+    )
+
+
 def test_pairing_is_never_worse_than_reversing(simrl, allocate):
     arguments = (
         "--workers",

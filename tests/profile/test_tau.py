@@ -12,6 +12,7 @@ from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
 from simrl.profile.drafted import Drafted
 from simrl.profile.profile import read_profile
+from simrl.profile.rollout_times import RolloutTimes
 from simrl.profile.tau import MeasuredTau, read_tau
 from simrl.simulate.prepare import prepare
 from simrl.trace.synthesis import LengthModel, synthesise
@@ -89,7 +90,10 @@ def test_workers_beyond_the_prompts_of_a_group_make_it_no_shorter(tmp_path):
     whole, single = (tau.table([[100]], [8], 6, None, together)[0] for together in (4, 1))
     assert whole[:2].tolist() == single[:2].tolist() and single[5] < single[1]
     assert set(whole[2:]) == {whole[1]}
-    tau = read_tau(written(tmp_path, rows_of()))
+    profile = read_profile(Path(__file__).parents[2] / "profiles/qwen3-14b_h100_tp2.parquet")
+    table = RolloutTimes(profile, 100, tau=tau).table([[100]], [8], 6, None, 4)
+    assert table[0].tolist() == whole.tolist()
+    tau = read_tau(tau.path)
     tau.table([[100]], [8], 6, None, 4)
     assert tau.source == "tau.csv; a test"
 
@@ -266,6 +270,12 @@ def test_an_allocation_is_made_with_the_table_beside_the_profiles_seconds(tmp_pa
             group["representative_tokens"] / group["workers"], rel=0.3
         )
         assert group["computed_s"] != group["predicted_s"]
+    doubtful = [f"{n},{k},4,{n * k}" for n in (100, 2000) for k in (1, 2, 4)]
+    tau = read_tau(written(tmp_path, doubtful, "length_tokens,workers,responses,seconds"))
+    notes = allocate_step(trace, profile, 8, 2, tau=tau)["notes"]
+    assert [note for note in notes if "tau.csv" in note] == tau.warnings() and len(
+        tau.warnings()
+    ) == 2
     assert [g["computed_s"] for g in computed["groups"]] == [
         g["predicted_s"] for g in computed["groups"]
     ]

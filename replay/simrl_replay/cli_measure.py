@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from simrl.errors import StoppedError
+from simrl.errors import StoppedError, refuse
 
 if TYPE_CHECKING:
     from simrl_replay.measure import MeasuredEngine
     from simrl_replay.measured_tau import TauRow
 
 OWN = ("output", "preset", "tau", "lengths", "workers", "responses", "acceptance", "as_json")
+LENGTHS, WORKERS, RESPONSES = "128,256,512", "1,2", "16"  # of --tau
 NOISY = 0.1  # from this spread on, it dominates a prediction's error
 
 EXAMPLE = (
@@ -117,14 +118,14 @@ def measure(
     ] = False,
     lengths: Annotated[
         str, typer.Option("--lengths", help="with --tau: tokens of a response")
-    ] = "128,256,512",
+    ] = LENGTHS,
     workers: Annotated[
         str, typer.Option("--workers", help="with --tau: numbers of workers")
-    ] = "1,2",
+    ] = WORKERS,
     responses: Annotated[
         str,
         typer.Option("--responses", help="with --tau: responses of a group, on all its workers"),
-    ] = "16",
+    ] = RESPONSES,
     acceptance: Annotated[
         str,
         typer.Option(
@@ -152,6 +153,21 @@ def measure(
         f"{output.name.removesuffix('.parquet').removesuffix('.csv')}.points.jsonl"
     )
     whole = {"--lengths": lengths, "--workers": workers, "--responses": responses}
+    changed = [
+        option
+        for (option, text), usual in zip(whole.items(), (LENGTHS, WORKERS, RESPONSES), strict=True)
+        if text != usual
+    ] + ["--acceptance"] * bool(acceptance)
+    refuse(
+        (
+            tau and preset,
+            f"--preset {preset}: measure --tau writes a table alone; leave it out, or measure the preset without --tau",
+        ),
+        (
+            changed and not tau,
+            f"{' '.join(changed[:1])}: only measure --tau takes it; add --tau, or leave it out",
+        ),
+    )
     of_lengths, of_workers, of_responses = (
         [int(number) for number in numbers_of(option, text, int)] for option, text in whole.items()
     )

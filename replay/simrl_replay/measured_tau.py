@@ -168,8 +168,8 @@ def measure_tau(
             variables = device_variables(max(plan.workers), settings)
             links = start_all(
                 [
-                    partial(engine_link, f"engine {i}", settings, logs / f"{i}.log", variables=own)
-                    for i, own in enumerate(variables)
+                    partial(engine_link, f"engine {i}", settings, logs / f"{i}.log", variables=gpus)
+                    for i, gpus in enumerate(variables)
                 ],
                 wanted.start_deadline_s,
             )
@@ -207,27 +207,26 @@ def tau_with(
             tell("groups", repeat * len(groups) + i, wanted.repeats * len(groups))
             seen[group].append(book(group))  # type: ignore[arg-type]
     yields = {
-        acceptance: mean(
-            value
-            for group, all_seen in seen.items()
-            for each in all_seen
-            for value in each.accept_length
-            if group.acceptance == acceptance
+        acceptance: round(
+            mean(
+                value
+                for group, all_seen in seen.items()
+                for each in all_seen
+                for value in each.accept_length
+                if group.acceptance == acceptance
+            ),
+            4,
         )
         for acceptance in {group.acceptance for group in groups}
     }
-    rows = []
-    for group, all_seen in seen.items():
-        seconds = [value for each in all_seen for value in each.group_s]
-        middle = median(seconds)
-        rows.append(
-            TauRow(
-                *group[:3],
-                round(yields[group.acceptance], 4),
-                middle,
-                (max(seconds) - min(seconds)) / middle,
-            )
-        )
+    times: dict[tuple[int, int, int, float], list[float]] = {}
+    for group, all_seen in seen.items():  # acceptances that yield the same are one place
+        place = group.length_tokens, group.workers, group.responses, yields[group.acceptance]
+        times.setdefault(place, []).extend(value for each in all_seen for value in each.group_s)
+    rows = [
+        TauRow(*place, middle := median(seconds), (max(seconds) - min(seconds)) / middle)
+        for place, seconds in times.items()
+    ]
     _write(wanted, version, rows, output, bool(plan.acceptances))
     book.finish()
     return rows
@@ -236,6 +235,13 @@ def tau_with(
 def check_tau(wanted: Wanted, plan: TauPlan) -> None:
     """Raise `InputError` for a plan that cannot be measured, or makes no table."""
     longest = PROMPT_TOKENS + max(plan.lengths, default=0)
+    for option, numbers in (
+        ("--lengths", plan.lengths),
+        ("--workers", plan.workers),
+        ("--responses", plan.responses),
+    ):
+        words = ",".join(map(str, numbers)) or "''"
+        refuse((min(numbers, default=0) < 1, f"{option} {words}: give numbers of 1 or more"))
     refuse(
         (
             wanted.device == "cuda" and wanted.gpu is None,
@@ -249,10 +255,6 @@ def check_tau(wanted: Wanted, plan: TauPlan) -> None:
             len(set(plan.lengths)) < 2 or len(set(plan.workers)) < 2,
             f"--lengths {','.join(map(str, plan.lengths))}, --workers {','.join(map(str, plan.workers))}: τ needs two lengths "
             "and two numbers of workers or more",
-        ),
-        (
-            not plan.responses or min(*plan.lengths, *plan.responses) < 1,
-            "--lengths and --responses: give numbers of 1 or more",
         ),
         (
             longest > wanted.max_model_len,

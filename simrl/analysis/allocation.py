@@ -29,6 +29,7 @@ from simrl.dispatch.allocation import (
     two_step_sums,
     two_tier,
 )
+from simrl.dispatch.histopipe import SubBatches
 from simrl.errors import InputError
 from simrl.profile.drafted import Drafted
 from simrl.profile.extension import covering
@@ -52,6 +53,7 @@ def allocate_step(
     max_num_seqs: int = 256,
     alternation: Alternation = "reversed",
     representative: Representative = "responses",
+    sub_batches: SubBatches = "prompts",
     precision_s: float = PRECISION_S,
     optimum: bool = False,
     tau: MeasuredTau | None = None,
@@ -60,19 +62,22 @@ def allocate_step(
 
     `epoch` is the history and `step` is allocated; by default, the last epoch but one and the first
     step after it. Where no epoch comes before the step, its own lengths stand for the history, and
-    `notes` say so. The plans are made with the measured `tau`, if there is one; `computed_s` are
-    the seconds of the two-tier plan with τ computed from the profile. `max_workers` is by default
-    `best_max_workers`. `optimum` adds `shortest_two_steps` to the compared plans. Raise `InputError`
-    for an epoch or a step that the trace lacks and for an impossible allocation.
+    `notes` say so. Where the search of Fig. 12 finds no plan, the two-tier plan is `exact`'s. The
+    plans are made with the measured `tau`, if there is one; `computed_s` are the seconds of the
+    two-tier plan with τ computed from the profile. `sub_batches` are what the workers of a group
+    are dealt, as in `simrl.dispatch.histopipe`. `max_workers` is by default `best_max_workers`.
+    `optimum` adds `shortest_two_steps` to the compared plans. Raise `InputError` for an epoch or a
+    step that the trace lacks and for an impossible allocation.
     """
     if not 1 <= groups <= workers:
         raise InputError(
-            f"allocate: {groups} groups on {workers} workers; each group needs a worker of its own"
+            f"allocate: {groups} groups on {_workers(workers)}; each group needs a worker of its own"
         )
     epoch, step = _history_and_step(trace, epoch, step)
     ranked, samples, of_history = _ranked(trace, epoch, step, groups, representative)
     most = max(min(max_workers or workers, workers - (groups - 1) * min_workers), 1)
-    prompt_tokens = of_history.pop("prompt_tokens")
+    prompt_tokens, together = of_history.pop("prompt_tokens"), of_history.pop("prompt_samples")
+    together = together if sub_batches == "prompts" else 1
     batch, longest = (
         min(max(samples), max_num_seqs),
         round(max(float(group.lengths_tokens.max()) for group in ranked)),
@@ -82,15 +87,19 @@ def allocate_step(
         samples,
         most,
         [Drafted(accept_length)] * groups,
+        together,
     )
     profile = covering(profile, batch, batch, prompt_tokens + longest)
     computed = RolloutTimes(profile, longest, max_num_seqs, prompt_tokens).table(*of_groups)
     seconds = tau.table(*of_groups) if tau else computed
-    if max_workers is None:
-        most = best_max_workers(seconds, workers, train_s, min_workers, precision_s)
-    table = seconds[:, :most]
-    plan = two_tier(table, workers, train_s, min_workers, precision_s)
-    smallest = exact(table, workers, train_s, min_workers)
+    searched = True
+    try:
+        if max_workers is None:
+            most = best_max_workers(seconds, workers, train_s, min_workers, precision_s)
+        plan = two_tier(seconds[:, :most], workers, train_s, min_workers, precision_s)
+    except InputError:
+        plan, searched = exact(seconds[:, :most], workers, train_s, min_workers), False
+    smallest = exact(seconds[:, :most], workers, train_s, min_workers)
 
     equal = equal_workers(groups, workers)
     plans = {"equal": equal, "two_tier": plan.workers, "exact": smallest.workers}
@@ -104,10 +113,12 @@ def allocate_step(
         "workers": workers,
         "min_workers": min_workers,
         "max_workers": most,
-        "max_workers_chosen": max_workers is None,
+        "max_workers_chosen": max_workers is None and searched,
+        "search_found_plan": searched,
         "train_s": train_s,
         "accept_length": accept_length,
         "max_num_seqs": max_num_seqs,
+        "sub_batches": sub_batches,
         "precision_s": precision_s,
         "groups": _records(
             group=range(groups),
@@ -139,7 +150,7 @@ def allocate_step(
             "source": tau.source if tau else of_profile,
         },
     }
-    return {**result, "notes": _notes(result)}
+    return {**result, "notes": _notes(result) + (tau.warnings() if tau else [])}
 
 
 def _ranked(
@@ -163,6 +174,7 @@ def _ranked(
         "history_is_own": bool((in_step & in_history).any()),
         "prompts_without_history": len(np.unique(prompts[in_step & ~known])),
         "prompt_tokens": round(float(trace.column("prompt_tokens")[known].mean())),
+        "prompt_samples": int(np.unique(prompts[known], return_counts=True)[1].max()),
     }
     return ranked, samples, covered
 
@@ -226,6 +238,11 @@ def _growth(trace: Trace, epoch: int) -> float | None:
     )
 
 
+def _workers(number: int) -> str:
+    """Return a number with its word."""
+    return f"{number} worker{'s' * (number != 1)}"
+
+
 def _notes(d: dict[str, Any]) -> list[str]:
     """Return the decisions that the paper, or the trace, leaves open."""
     several = len(d["groups"]) > 1
@@ -236,16 +253,18 @@ def _notes(d: dict[str, Any]) -> list[str]:
         f"Left out for want of a history: {d['prompts_without_history']} of the step's prompts.": d[
             "prompts_without_history"
         ],
-        f"At most {d['max_workers']} workers a group: the bound with which a step is shortest in the long run; "
+        f"At most {_workers(d['max_workers'])} a group: the bound with which a step is shortest in the long run; "
         "the paper leaves it to its user.": d["max_workers_chosen"],
-        f"Training ({d['train_s']:g} s) is shorter than the shortest group on {d['max_workers']} workers "
+        f"Training (--train-seconds {d['train_s']:g}) is shorter than the shortest group on {_workers(d['max_workers'])} "
         f"({d['t0_s']:.1f} s), so t0 is that, and the group gets as many.": several and bounded,
-        f"{d['leftover_workers']} workers were not needed for the target: they went to the slowest groups that "
+        f"Not needed for the target: {_workers(d['leftover_workers'])}, given to the slowest groups that "
         "they make faster (the paper does not say where they go).": d["leftover_workers"],
         "The longest group ends by t0 with the fewest workers: no gradient is needed.": d[
             "gradient_s"
         ]
         == 0
         and several,
+        "The search of Fig. 12 finds no plan, even at its largest gradient: the two-tier plan is the exact one, as in a "
+        "run with max_workers; a run without it has equal numbers.": not d["search_found_plan"],
     }
     return [note for note, holds in notes.items() if holds]

@@ -62,6 +62,12 @@ def allocate(
         str,
         typer.Option(help="a group's length: the mean of its responses or of its prompts' medians"),
     ] = "responses",
+    sub_batches: Annotated[
+        str,
+        typer.Option(
+            help="what the workers of a group are dealt: whole prompts (as rhymerl) or single responses"
+        ),
+    ] = "prompts",
     optimum: Annotated[
         bool,
         typer.Option(
@@ -75,6 +81,7 @@ def allocate(
     workers for groups with long responses."""
     from simrl.analysis.allocation import allocate_step
     from simrl.dispatch.allocation import Alternation, Representative
+    from simrl.dispatch.histopipe import SubBatches
     from simrl.profile.profile import read_profile
     from simrl.profile.tau import read_tau
     from simrl.show.figures.allocation import allocation_figure
@@ -89,6 +96,10 @@ def allocate(
         (
             representative not in get_args(Representative),
             f"--representative {representative}: choose {' or '.join(get_args(Representative))}",
+        ),
+        (
+            sub_batches not in get_args(SubBatches),
+            f"--sub-batches {sub_batches}: choose {' or '.join(get_args(SubBatches))}",
         ),
     )
     for option, value in {
@@ -112,6 +123,7 @@ def allocate(
         max_num_seqs=max_num_seqs,
         alternation=cast(Alternation, alternation),
         representative=cast(Representative, representative),
+        sub_batches=cast(SubBatches, sub_batches),
         precision_s=precision_seconds,
         optimum=optimum,
         tau=read_tau(tau, **of_worker.metadata.model_dump(include={"model", "gpu", "tp"}))

@@ -217,7 +217,8 @@ def two_tier_workers(
     seconds: Floats, workers: int, train_s: float = 0.0, max_workers: int | None = None
 ) -> tuple[int, ...]:
     """Return the workers of each group by `two_tier`, with the best MAX_WKS if `max_workers` is
-    None; by `exact` if the search finds no plan; equal numbers if MAX_WKS allows neither."""
+    None; by `exact` if the search finds no plan with a given `max_workers`; equal numbers if none
+    does, or MAX_WKS allows neither."""
     try:
         table = seconds[:, : max_workers or best_max_workers(seconds, workers, train_s)]
         try:

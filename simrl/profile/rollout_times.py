@@ -1,10 +1,10 @@
 """RhymeRL's τ (arXiv 2508.18588, §6.4): the seconds in which workers generate responses that start
 at once.
 
-Invariant: each time here is a sum of a profile's passes, as a profiling run before the training
-would know them, but for τ where a measured table of it is given. A batch ends with its longest response, and passes shorten as
-responses end: so τ takes lengths, not their mean (with equal lengths, 96 responses were predicted
-at half of what the engine takes). The caching of prompts is left out.
+Invariant: each time is a sum of a profile's passes, as a profiling run before the training would
+know them; `RolloutTimes.table` alone reads a measured τ, if there is one. A batch ends with its
+longest response, and passes shorten as responses end: so τ takes lengths, not their mean (with
+equal lengths, 96 responses were predicted at half of what the engine takes). The caching of prompts is left out.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class RolloutTimes:
         The fullest worker holds m = ceil(samples / k) of them, in whole prompts; the j-th shortest of m responses
         drawn from n is expected at place j (n + 1) / (m + 1) of the n. Their order is drawn."""
         if self.tau is not None:
-            return self.tau.table(lengths_tokens, samples, max_workers, drafted)
+            return self.tau.table(lengths_tokens, samples, max_workers, drafted, together)
         table, seconds = (
             np.zeros((len(lengths_tokens), max_workers)),
             dict[tuple[int, int], float](),

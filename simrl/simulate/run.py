@@ -225,7 +225,7 @@ class Schedule:
                 prompt_tokens,
                 capacity,
                 costs,
-                replace(size.tau, asked={}) if size.tau else None,
+                replace(size.tau, spans={}) if size.tau else None,
             ),
         )
 

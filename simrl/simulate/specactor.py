@@ -102,7 +102,7 @@ def with_scale(
         is_there = (name, plan.draft_gpus) == (tail.rule.own, first.draft_gpus if first else 0)
         loaded = 0.0 if is_there else plan.times.weight_bytes_per_gpu
         load_s = loaded / (PINNED_SHARE * host_bytes_per_s)
-        limits = limits_with([*fixed, *[plan][is_there:]])
+        limits = limits_with([*fixed, *([] if is_there else [plan])])
         scale = {"bytes_per_gpu": loaded, "load_s": load_s, "kv_cache_tokens": limits.kv_tokens}
         facts = plan.facts | {"scale": scale}
         plans[name] = replace(plan, load_s=load_s, kv_blocks=limits.kv_blocks, facts=facts)

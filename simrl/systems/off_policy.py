@@ -161,12 +161,13 @@ def rhymerl(
     From the second epoch on, prompts are ranked by the median length of their responses in the previous epoch and cut into
     `ranking_groups` (None: one per worker). `alternation` assigns the groups to workers: ascending in even and descending in
     odd steps ("reversed"), to the worker that is expected to be free first ("pairing"), or ascending in all steps ("none").
-    `two_tier` gives long groups more workers, by the search of Fig. 12 (by the exact solution if the search finds no plan); one
-    group gets at most `max_workers` (None: the number with the shortest steps). A group's time τ is computed from the profile,
-    what drafts recently did for the group, and the lengths of its last epoch, scaled to its representative length: the mean of
-    its "responses", or of its prompts' "medians" (`representative`; §6.4 can be read either way). A measured table of τ by
-    representative length and workers (scenario: profile.tau) replaces it. `migration`: within the last
-    `alpha` of a ranking group, a response longer than β times the longest of its prompts moves to a worker that is busy with a
+    `two_tier` gives long groups more workers, by the search of Fig. 12; one group gets at most `max_workers` (None: the
+    number with the shortest steps). Where the search finds no plan, the exact solution is taken, or equal numbers if
+    `max_workers` is None. A group's time τ is computed from the profile, what drafts recently did for the group, and the
+    lengths of its last epoch, scaled to its representative length: the mean of its "responses", or of its prompts'
+    "medians" (`representative`; §6.4 can be read either way). A measured table of τ (`profile.tau=FILE`;
+    `simrl measure --tau` writes one) replaces it; a result names the τ of its plans. `migration`: within the last `alpha`
+    of a ranking group, a response longer than β times the longest of its prompts moves to a worker that is busy with a
     longer group, or, if there is none, to the next step; a prompt is as long as the median of its responses was in its last
     epoch, and β is the 75th percentile of the length growth over the last epoch, at least `least_beta`.
     `sub_batches`: a worker gets whole "prompts", all responses of each (§4.2: "a sub-batch of prompts"), or single "responses",
@@ -215,6 +216,7 @@ def rhymerl(
         paper="RhymeRL, arXiv 2508.18588",
         off_policyness=2 if histopipe and migration else 1,
         speculation=histospec(),
+        reads_tau=histopipe,
     )
 
 

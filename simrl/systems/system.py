@@ -64,7 +64,7 @@ class System:
     training, the trainer's between "updates" or any between "minibatches". `tp_sizes`:
     tensor-parallel sizes that rollout may have in place of the cluster's. `evaluates`: when
     evaluations run, unless the scenario says otherwise (None: workers load one by one, and there
-    is no instant for it).
+    is no instant for it). `reads_tau`: its plans read τ (`simrl.profile.tau`).
     """
 
     name: str = ""
@@ -91,16 +91,12 @@ class System:
     elastic: Literal["updates", "minibatches", "updates and minibatches"] | None = None
     tp_sizes: tuple[int, ...] = ()
     evaluates: Literal["between_steps", "beside_training"] | None = "between_steps"
+    reads_tau: bool = False
     parameters: dict[str, Any] = field(default_factory=dict)
 
     @property
     def needs_rewards(self) -> bool:
         return bool(self.filter_groups) or self.dynamic_sampling is not None
-
-    @property
-    def reads_tau(self) -> bool:
-        """True if its plans read τ (`simrl.profile.tau`)."""
-        return bool(getattr(getattr(self.pipeline, "keywords", {}).get("rule"), "ranked", False))
 
     @property
     def label(self) -> str:

@@ -456,7 +456,8 @@ def allocate(simrl):
 
 
 def test_the_command_allocates_the_first_step_after_the_last_but_one_epoch(simrl, allocate):
-    code, out, err = simrl(*allocate("--workers", "12", "--groups", "4", "--optimum", "--json"))
+    arguments = ("--workers", "12", "--groups", "4", "--optimum", "--json")
+    code, out, err = simrl(*allocate(*arguments, "--sub-batches", "responses"))
     assert (code, err) == (0, "")
     d = json.loads(out)
     assert (d["history_epoch"], d["step"], d["history_is_own"], d["samples"]) == (1, 4, False, 48)
@@ -478,8 +479,15 @@ def test_the_command_allocates_the_first_step_after_the_last_but_one_epoch(simrl
     assert d["picture"] == "trace-allocation.png"
 
 
-def test_the_predicted_times_are_tau_of_the_history_s_lengths(simrl, allocate):
+@pytest.mark.parametrize(
+    "dealt, together",
+    [((), 4), (("--sub-batches", "prompts"), 4), (("--sub-batches", "responses"), 1)],
+)
+def test_the_predicted_times_are_tau_of_the_history_s_lengths_in_what_is_dealt(
+    simrl, allocate, dealt, together
+):
     arguments = (
+        *dealt,
         "--workers",
         "8",
         "--groups",
@@ -504,8 +512,23 @@ def test_the_predicted_times_are_tau_of_the_history_s_lengths(simrl, allocate):
     times = RolloutTimes(read_profile(PROFILE), int(tokens[past].max()), 256, prompt_tokens)
     for shown, group in zip(d["groups"], groups, strict=True):
         assert shown["representative_tokens"] == group.representative_tokens
-        (seconds,) = times.table([group.lengths_tokens], [24], 8, [Drafted(1.5)])
+        (seconds,) = times.table([group.lengths_tokens], [24], 8, [Drafted(1.5)], together)
         assert shown["predicted_s"] == pytest.approx(seconds[shown["workers"] - 1])
+
+
+def test_where_the_search_finds_no_plan_the_exact_one_stands_and_a_note_says_so(simrl):
+    folder = Path(__file__).parents[2]
+    trace, profile = (
+        str(folder / name)
+        for name in ("traces/countdown/sync/trace.parquet", "profiles/qwen3-8b_h100_tp1.parquet")
+    )
+    d = json.loads(
+        simrl("allocate", "--trace", trace, "--profile", profile, "--workers", "16", "--json").out
+    )
+    by_plan = {plan["plan"]: plan["workers"] for plan in d["plans"]}
+    assert not d["search_found_plan"] and by_plan["two_tier"] == by_plan["exact"]
+    assert any("finds no plan" in note for note in d["notes"])
+    assert not any("the bound with which a step is shortest" in note for note in d["notes"])
 
 
 def test_the_table_on_the_screen_says_what_the_paper_leaves_open(simrl, allocate):
@@ -515,6 +538,20 @@ def test_the_table_on_the_screen_says_what_the_paper_leaves_open(simrl, allocate
     assert "Step 4, history epoch 1: 48 samples in 4 groups on 12 workers" in text
     assert "the smallest possible is" in text and "the paper leaves it to its user" in text
     assert "Drawn in picture.svg" in text and Path("picture.svg").read_text().startswith("<?xml")
+
+
+def test_the_notes_name_the_option_and_count_one_worker_as_one(simrl, allocate):
+    text = " ".join(
+        simrl(*allocate("--workers", "1", "--groups", "1", "-o", "one.svg")).out.split()
+    )
+    assert "48 samples in 1 group on 1 worker;" in text and "1 workers" not in text
+    text = " ".join(
+        simrl(*allocate("--workers", "12", "--groups", "4", "-o", "two.svg")).out.split()
+    )
+    assert "Training (--train-seconds 0) is shorter than" in text
+    assert "2 groups on 1 worker; each" in simrl.refuses(
+        *allocate("--workers", "1", "--groups", "2")
+    )
 
 
 def test_pairing_is_never_worse_than_reversing(simrl, allocate):
@@ -618,6 +655,10 @@ def test_prompts_without_history_are_left_out_and_it_is_said(simrl, allocate):
         (
             ("--workers", "12", "--groups", "4", "--representative", "mean"),
             "choose responses or medians",
+        ),
+        (
+            ("--workers", "12", "--groups", "4", "--sub-batches", "tokens"),
+            "--sub-batches tokens: choose prompts or responses",
         ),
         (("--workers", "12", "--groups", "4", "-o", "picture.doc"), "use .png, .pdf or .svg"),
         (

@@ -415,13 +415,13 @@ def test_experts_in_parts_are_an_estimate(tmp_path):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda rows: [], "row 2: tokens is in no row"),
+        (lambda rows: [], "no rows after the header; profile it again"),
         (lambda rows: [*rows, rows[3]], r"row 24: tokens 4, activated_experts 2 is there twice"),
         (
             lambda rows: [*rows, (65, 2, -1.0)],
             r"row 24: time_us is -1.0; it must be zero or more",
         ),
-        (lambda rows: [*rows, (65, "", 1.0)], "row 24: activated_experts is nan"),
+        (lambda rows: [*rows, (65, "", 1.0)], "row 24: activated_experts is blank"),
     ],
 )
 def test_broken_tables_of_experts_name_the_row(tmp_path, edit, message: str):

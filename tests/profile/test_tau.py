@@ -12,6 +12,7 @@ from simrl.analysis.explanation import explain_result
 from simrl.errors import InputError
 from simrl.profile.drafted import Drafted
 from simrl.profile.profile import read_profile
+from simrl.profile.rollout_times import RolloutTimes
 from simrl.profile.tau import MeasuredTau, read_tau
 from simrl.simulate.prepare import prepare
 from simrl.trace.synthesis import LengthModel, synthesise
@@ -80,8 +81,56 @@ def test_beyond_the_rows_tau_goes_on_and_says_so(tmp_path):
 def test_columns_that_are_missing_hold_for_any_group(tmp_path):
     rows = [f"{n},{k},{n / k}" for n in (10, 20) for k in (1, 2)]
     tau = read_tau(written(tmp_path, rows, "length_tokens,workers,seconds"))
-    assert one(tau, 10, 2, 1, 1.0) == one(tau, 10, 2, 999, 7.0) == 5.0
-    assert tau.source == "tau.csv"
+    assert one(tau, 10, 2, 2, 1.0) == one(tau, 10, 2, 999, 7.0) == 5.0
+    assert tau.source == "tau.csv" and tau.warnings() == []
+
+
+def test_workers_beyond_the_prompts_of_a_group_make_it_no_shorter(tmp_path):
+    tau = read_tau(written(tmp_path, rows_of()))
+    whole, single = (tau.table([[100]], [8], 6, None, together)[0] for together in (4, 1))
+    assert whole[:2].tolist() == single[:2].tolist() and single[5] < single[1]
+    assert set(whole[2:]) == {whole[1]}
+    profile = read_profile(Path(__file__).parents[2] / "profiles/qwen3-14b_h100_tp2.parquet")
+    table = RolloutTimes(profile, 100, tau=tau).table([[100]], [8], 6, None, 4)
+    assert table[0].tolist() == whole.tolist()
+    tau = read_tau(tau.path)
+    tau.table([[100]], [8], 6, None, 4)
+    assert tau.source == "tau.csv; a test"
+
+
+def test_far_from_the_only_value_of_a_column_tau_stays_and_warns(tmp_path):
+    tau = read_tau(written(tmp_path, rows_of(responses=(64,))))
+    assert one(tau, 100, 2, 100, 1.0) == seconds_of(100, 2, 64, 1.0)
+    assert (
+        tau.source
+        == "tau.csv; a test; responses 100 to 100 taken as 64, the only value in the table"
+    )
+    assert tau.warnings() == []
+    assert one(tau, 100, 2, 8, 1.0) == seconds_of(100, 2, 64, 1.0)
+    assert tau.source.endswith(
+        "responses 8 to 100 taken as 64, the only value in the table, more than 2 times off"
+    )
+    assert tau.warnings() == [
+        "tau.csv has responses 64 in all rows, the groups have 8 to 100, and τ is as of 64: add rows of another number."
+    ]
+
+
+def test_a_tau_that_rises_with_workers_is_named_with_both_rows(tmp_path):
+    rows = [f"{n},{k},{s}" for n, k, s in ((10, 1, 4), (10, 2, 3), (20, 1, 8), (20, 2, 9))]
+    tau = read_tau(written(tmp_path, rows, "length_tokens,workers,seconds"))
+    assert tau.warnings() == [
+        "τ rises with workers in tau.csv: 8 s on 1, 9 s on 2, length_tokens 20; measure both again, or leave the larger "
+        "number out."
+    ]
+
+
+def test_a_file_that_is_no_grid_takes_no_more_than_its_rows(tmp_path):
+    rows = [f"{n},{n},{n},{1 + n / 1e4},1" for n in range(1, 3000)]
+    with pytest.raises(
+        InputError,
+        match=r"no row with accept_length 1\.0001, responses 1, length_tokens 1, workers 2; rows are a full",
+    ):
+        read_tau(written(tmp_path, rows, "length_tokens,workers,responses,accept_length,seconds"))
 
 
 @given(
@@ -106,7 +155,15 @@ def test_tau_is_finite_and_never_below_zero(tmp_path_factory, length, workers, r
         (lambda rows: [*rows, f"{ENGINE},100,0,8,1,2"], r"row 26: workers is 0; give"),
         (lambda rows: rows[:12], r"length_tokens is 100 in all rows; τ needs two values"),
         (lambda rows: [*rows[:-1], rows[-1].replace("qwen3-0.6b", "qwen3-4b")], r"model differs between rows"),
-        (lambda rows: [], r"length_tokens is in no row"),
+        (lambda rows: [], r"no rows after the header; simrl measure --tau writes"),
+        (lambda rows: [*rows, f"{ENGINE},100,8,8,1,abc"], r"row 26: seconds is 'abc'; it must be above 0: measure it"),
+        (lambda rows: [*rows, f"{ENGINE},100,8,8,1,-3"], r"row 26: seconds is -3.0; it must be above 0"),
+        (lambda rows: [*rows, f"{ENGINE},100,8,8,1,"], r"row 26: seconds is blank; it must be above 0"),
+        (lambda rows: [rows[0].replace("a test", "a test, mine"), *rows[1:]], r"row 2 has 10 fields, .* in quotes"),
+        (lambda rows: [*rows[:3], rows[3].replace("a test", "a test, mine")], r"row 5 has 10 fields, the header 9"),
+        (lambda rows: [row.replace("a test", "a, test") for row in rows], r"row 2 has 10 fields, the header 9"),
+        (lambda rows: [rows[0].replace("h100", ""), *rows[1:]], r"gpu is blank in some rows"),
+        (lambda rows: [row.replace(",2,a", ",two,a") for row in rows], r"tp is blank in some rows, or is no number"),
     ],
 )  # fmt: skip
 def test_a_bad_table_is_named_with_its_row_its_value_and_the_remedy(tmp_path, change, words):
@@ -117,10 +174,18 @@ def test_a_bad_table_is_named_with_its_row_its_value_and_the_remedy(tmp_path, ch
 def test_a_file_that_is_no_table_and_a_table_of_another_engine_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"none\.csv: cannot be read"):
         read_tau(tmp_path / "none.csv")
-    with pytest.raises(InputError, match="no column 'workers'; found length_tokens, dp, seconds"):
-        read_tau(written(tmp_path, ["1,1,1"], "length_tokens,dp,seconds"))
+    for head, row in (
+        ("length_tokens,dp,seconds", "1,1,1"),
+        ("length_tokens;workers;seconds", "1;1;1"),
+    ):
+        with pytest.raises(InputError, match=r"no column .*; found .*; simrl measure --tau writes"):
+            read_tau(written(tmp_path, [row], head))
+    with pytest.raises(InputError, match=r"'response' is not known \(did you mean responses\?\)"):
+        read_tau(written(tmp_path, rows_of(), HEAD.replace("responses", "response")))
     path = written(tmp_path, rows_of())
     assert read_tau(path, model="Qwen3-0.6B", gpu="h100", tp=2)
+    mixed = [row.replace(",2,a", ",2.0,a") for row in rows_of()]
+    assert read_tau(written(tmp_path, [*mixed[:3], *rows_of()[3:]]), tp=2).facts["tp"] == "2"
     with pytest.raises(InputError, match="τ of gpu h100, not of h200; name the table"):
         read_tau(path, gpu="h200")
 
@@ -205,6 +270,12 @@ def test_an_allocation_is_made_with_the_table_beside_the_profiles_seconds(tmp_pa
             group["representative_tokens"] / group["workers"], rel=0.3
         )
         assert group["computed_s"] != group["predicted_s"]
+    doubtful = [f"{n},{k},4,{n * k}" for n in (100, 2000) for k in (1, 2, 4)]
+    tau = read_tau(written(tmp_path, doubtful, "length_tokens,workers,responses,seconds"))
+    notes = allocate_step(trace, profile, 8, 2, tau=tau)["notes"]
+    assert [note for note in notes if "tau.csv" in note] == tau.warnings() and len(
+        tau.warnings()
+    ) == 2
     assert [g["computed_s"] for g in computed["groups"]] == [
         g["predicted_s"] for g in computed["groups"]
     ]

@@ -78,6 +78,28 @@ def test_with_forced_acceptance_the_table_has_the_accept_length_that_it_came_to(
     assert read_tau(output).grids[0].tolist() == [1.0, 2.5]
 
 
+def test_acceptances_that_yield_the_same_are_one_place_of_the_table(wanted, tmp_path):
+    output, plan = tmp_path / "tau.csv", PLAN._replace(acceptances=[0.5, 0.500001])
+    wanted = replace(wanted, draft_tokens=4)
+    rows = tau_with(Known(), "0.32", wanted, plan, output, tmp_path / "journal")
+    assert len(rows) == len(plan.groups) / 2
+    assert read_tau(output).grids[0].tolist() == [2.5]
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        (("--tau", "--preset", "mine.toml"), "--preset mine.toml: measure --tau writes a table alone"),
+        (("--lengths", "8,16"), "--lengths: only measure --tau takes it; add --tau"),
+        (("--acceptance", "0.5"), "--acceptance: only measure --tau takes it"),
+        (("--tau", "--responses", ""), "--responses '': give numbers of 1 or more"),
+    ],
+)  # fmt: skip
+def test_an_option_without_effect_is_refused(simrl, wanted, options, words):
+    command = ("measure", "--model", str(wanted.model), "--device", "cpu", "-o", "out.csv")
+    assert words in simrl.refuses(*command, *options)
+
+
 def test_an_interrupted_measurement_goes_on_where_it_was(wanted, tmp_path):
     output, journal = tmp_path / "tau.csv", tmp_path / "journal"
     first = Known(stop_after=10)
@@ -100,7 +122,12 @@ def test_an_interrupted_measurement_goes_on_where_it_was(wanted, tmp_path):
         ({}, PLAN._replace(lengths=[64]), "--lengths 64, --workers 1,2: τ needs two lengths"),
         ({}, PLAN._replace(lengths=[64, 2000]), "more than --max-model-len 1024; raise it"),
         ({}, PLAN._replace(responses=[1]), "--responses 1: fewer than 2 workers"),
-        ({}, PLAN._replace(responses=[0, 8]), "give numbers of 1 or more"),
+        ({}, PLAN._replace(responses=[0, 8]), "--responses 0,8: give numbers of 1 or more"),
+        ({}, PLAN._replace(responses=[]), "--responses '': give numbers of 1 or more"),
+        ({}, PLAN._replace(workers=[]), "--workers '': give numbers of 1 or more"),
+        ({}, PLAN._replace(lengths=[]), "--lengths '': give numbers of 1 or more"),
+        ({}, PLAN._replace(workers=[0, 1]), "--workers 0,1: give numbers of 1 or more"),
+        ({}, PLAN._replace(workers=[-1, 2]), "--workers -1,2: give numbers of 1 or more"),
         ({}, PLAN._replace(acceptances=[0.5]), "--draft-tokens belong together"),
         ({"draft_tokens": 3}, PLAN._replace(acceptances=[1.0]), "from 0 to below 1"),
         ({"device": "cuda"}, PLAN, "name the GPU of the table with --gpu"),

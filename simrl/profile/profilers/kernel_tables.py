@@ -22,7 +22,7 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from simrl.errors import InputError, first_line, refuse
+from simrl.errors import InputError, first_line, meant, refuse
 from simrl.profile.hardware import GPUS, Gpu, known_gpu
 from simrl.profile.interpolation import Floats, interpolate4
 from simrl.profile.model_shape import ModelShape, known_name
@@ -281,30 +281,48 @@ def read_csv(
     axes: tuple[str, ...],
     times: tuple[str, ...] = ("time_us",),
     optional: tuple[str, ...] = (),
+    remedy: str = "",
+    also: tuple[str, ...] | None = None,
 ) -> pd.DataFrame:
-    """Read a table, of which the `optional` axes may be missing; raise `InputError` for missing columns, values that are not
-    numbers of zero or more, and two times of one point."""
+    """Read a table, of which the `optional` axes may be missing; raise `InputError`, with the `remedy` (default: to profile),
+    for missing columns, values that are not numbers of zero or more, rows longer than the header, and two times of one
+    point. A table with a remedy of its own has values above 0, one with columns that it may `also` have no others."""
+    too_long = f"{path}: row {{}} has {{}} fields, the header {{}}; put a field that contains commas in quotes"
     try:
         table = pd.read_csv(path)
     except (OSError, ValueError) as error:
+        if fields := re.search(r"Expected (\d+) fields in line (\d+), saw (\d+)", str(error)):
+            raise InputError(too_long.format(fields[2], fields[3], fields[1])) from error
         raise InputError(
-            f"{path}: cannot be read as CSV ({first_line(error)}); profile it, too"
+            f"{path}: cannot be read as CSV ({first_line(error)}); {remedy or 'profile it, too'}"
         ) from error
+    if not isinstance(table.index, pd.RangeIndex):  # the first columns became it
+        width = len(table.columns)
+        raise InputError(too_long.format(2, width + table.index.nlevels, width))
     axes = (*axes, *(axis for axis in optional if axis in table))
     columns = [*axes, *times]
     if missing := [column for column in columns if column not in table]:
         raise InputError(
-            f"{path}: no column {missing[0]!r}; found {', '.join(map(str, table.columns))}"
+            f"{path}: no column {missing[0]!r}; found {', '.join(map(str, table.columns))} (commas divide columns); "
+            f"{remedy or 'profile it again'}"
+        )
+    known = (*axes, *optional, *times, *(also or map(str, table)))
+    unknown = [name for name in map(str, table) if name not in known]
+    if unknown:
+        raise InputError(
+            f"{path}: column {unknown[0]!r} is not known{meant(unknown[0], known)}; known: {', '.join(dict.fromkeys(known))}"
         )
     numbers = table[[column for column in columns if column != "layer"]].apply(
         pd.to_numeric, errors="coerce"
     )
     bad = np.argwhere(~((numbers >= 0) & (numbers < np.inf)).to_numpy())
-    if bad.size or table.empty:
-        row, column = (bad[0][0], numbers.columns[bad[0][1]]) if bad.size else (0, columns[0])
-        value = repr(table[column].tolist()[row]) if bad.size else "in no row"
+    if table.empty:
+        raise InputError(f"{path}: no rows after the header; {remedy or 'profile it again'}")
+    for row, i in bad[:1]:
+        value = table[numbers.columns[i]].tolist()[row]
+        words = "must be above 0: measure it" if remedy else "must be zero or more: profile it"
         raise InputError(
-            f"{path}: row {row + 2}: {column} is {value}; it must be zero or more: profile it again"
+            f"{path}: row {row + 2}: {numbers.columns[i]} is {'blank' if pd.isna(value) else repr(value)}; it {words} again"
         )
     twice = np.flatnonzero(table.duplicated([*axes]) & (len(times) == 1))
     for row in twice[:1]:

@@ -19,7 +19,8 @@ PLAN_NAMES = {
 
 def print_allocation(d: dict[str, Any], console: Console) -> None:
     """Print the data of `simrl.analysis.allocation.allocate_step`."""
-    samples = f"{d['samples']:,} samples in {len(d['groups'])} groups on {d['workers']} workers"
+    several, more = "s" * (len(d["groups"]) > 1), "s" * (d["workers"] > 1)
+    samples = f"{d['samples']:,} samples in {len(d['groups'])} group{several} on {d['workers']} worker{more}"
     head = f", history epoch {d['history_epoch']}: {samples}; τ {d['tau']['kind']}, {d['tau']['source']}"
     console.print(Text.assemble((f"Step {d['step']}", "bold"), head))
     headings = ("group", "prompts", "mean tokens", "equal", "s", "two-tier", "s", "target s")

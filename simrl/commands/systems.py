@@ -228,9 +228,8 @@ def _parameter_lines(parameters: Page) -> list[str]:
     for parameter, inner in (
         (key, value["keys"]) for key, value in parameters.items() if "keys" in value
     ):
-        lines += ["", f"keys of {parameter}, default:"]
         width = max(map(len, inner))
-        lines += [
+        lines += ["", f"keys of {parameter}, default:"] + [
             f"  {key:{width}}  {json.dumps(field['default']):6}  {field['description'] or ''}".rstrip()
             for key, field in inner.items()
         ]

@@ -60,8 +60,7 @@ def spot_trainer(
     training = plan.speculation.training if plan else None
     if plan is None or training is None or not training.adaptive:
         return None
-    buffered = training.data_buffer and infers
-    training = training.model_copy(update={"data_buffer": buffered})
+    training = training.model_copy(update={"data_buffer": training.data_buffer and infers})
     pace = pace_of(deployment.model, deployment.gpu, deployment.tp, training.efficiency)
     return SpotTrainer(training, recorder, workers, colocated, plan.first_version, pace)
 
@@ -141,8 +140,8 @@ class SpotTrainer:
         self._drafter = DrafterStaleness() if no_drafter_yet else self._drafter.policy_updated()
         self.behind.append(self._drafter.staleness)
         self.beyond.append((self._drafter.covered_tokens, self._drafter.beyond))
-        before = self._finished if self._parameters.data_buffer else []
-        self._before, self._finished, self._pool = before, [], None
+        self._before, self._pool = self._finished * self._parameters.data_buffer, None
+        self._finished = []
         self._look(now_s)
 
     def finished(self, tokens: int, now_s: float) -> None:

@@ -199,9 +199,8 @@ def _waterfall(e: Explanation) -> Table:
         for key, value in whole.items()
         if abs(value) >= SMALLEST * total or abs(per_sample[key]) >= SMALLEST * all_of_sample
     ]
-    readable = all(number(whole[key] / 3600) != "0" for key in shown if whole[key])
-    hours = total >= SHORT_GPU_S and readable
-    unit, unit_s = ("GPU-hours", 3600.0) if hours else ("GPU-s", 1.0)
+    hours = all(number(whole[key] / 3600) != "0" for key in shown if whole[key])
+    unit, unit_s = ("GPU-hours", 3600.0) if total >= SHORT_GPU_S and hours else ("GPU-s", 1.0)
     ideal = [key for key in shown if PARTS[key].ideal]
     losses = sorted((key for key in shown if not PARTS[key].ideal), key=lambda key: -whole[key])
     rest = [key for key in whole if key not in shown]

@@ -1,7 +1,8 @@
 """Turns pydantic's findings about a user's data into the one line of an `InputError`."""
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from inspect import Parameter
 from typing import Any, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
@@ -133,9 +134,9 @@ def validated(model: type[M], data: object, place: str, name: str, remedy: str =
         raise InputError(f"{place}: {explain(error, model, name)[1]}{remedy}") from error
 
 
-def call_error(error: ValidationError, known: Iterable[str]) -> str:
-    """Return the first finding among the arguments of a call: the argument, its value and the
-    remedy."""
+def call_error(error: ValidationError, known: Mapping[str, Parameter]) -> str:
+    """Return the first finding among the arguments of a call to a function with the `known`
+    parameters: the argument, its value and the remedy."""
     first = error.errors()[0]
     # pydantic's names of the alternatives that a type has are no keys: literal['open','batch'],
     # Elastic
@@ -146,7 +147,11 @@ def call_error(error: ValidationError, known: Iterable[str]) -> str:
             f"unknown parameter {place!r}{meant(place, names)}; it has {', '.join(names) or 'none'}"
         )
     if first["type"] == "extra_forbidden":
-        return f"unknown key {place}"
+        models = models_in(getattr(known.get(str(first["loc"][0])), "annotation", None))
+        tried = [m for m in models if {m.__name__, m.__name__.lower()} & {*first["loc"]}]
+        keys = [key for model in (tried or models)[:1] for key in model.model_fields]
+        listed = f"; {first['loc'][0]} has {', '.join(keys)}" if keys else ""
+        return f"unknown key {place}{meant(first['loc'][-1], keys)}{listed}"
     if first["type"].startswith("missing"):
         return f"{place} is missing; give it"
     return f"{place} is {shortened(first['input'])}{_near(first)}: {right(first)}"
@@ -262,7 +267,7 @@ def _keys(
             names = False
             continue  # a place in a list, or a name in a dictionary
         field = model.model_fields.get(key)
-        inner = [] if field is None else _models(field.annotation)
+        inner = [] if field is None else models_in(field.annotation)
         if not inner:
             break
         by_kind = {
@@ -276,11 +281,11 @@ def _keys(
     return keys, model
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
     """Return the models that a type names."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in get_args(annotation) for model in _models(part)]
+    return [model for part in get_args(annotation) for model in models_in(part)]
 
 
 def shortened(value: Any) -> str:

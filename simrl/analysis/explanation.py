@@ -67,6 +67,7 @@ class Explanation:
     agents: Mapping[str, Any] | None
     admission: str | None
     planner: str | None
+    drafting: str | None
     tau: str | None
     history: str | None
     whole: Waterfall
@@ -100,6 +101,7 @@ class Explanation:
             **({"agents": dict(self.agents)} if self.agents else {}),
             **({"admission": self.admission} if self.admission else {}),
             **({"planner": self.planner} if self.planner else {}),
+            **({"drafting": self.drafting} if self.drafting else {}),
             **({"tau": self.tau} if self.tau else {}),
             **({"history": self.history} if self.history else {}),
             **({"judge": self.judge} if self.judge else {}),
@@ -187,6 +189,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         agents=result.metadata.get("agents"),
         admission=_admission(result.metadata, row["occupancy"]),
         planner=_planner(result.metadata),
+        drafting=planned_drafting(result.metadata),
         tau="{kind}, {source}".format(**tau) if (tau := result.metadata.get("tau")) else None,
         history=f"{h['out']:,.0f} were put out of the history workers' memory, {h['brought_back']:,.0f} were brought back; all "
         f"responses together waited {h['waited_s']:,.3g} s until theirs were ready, and decoded without drafts meanwhile"
@@ -266,6 +269,23 @@ def _planner(metadata: Mapping[str, Any]) -> str | None:
             f"{kind} rounds at tp {tp} ({number})" for (kind, tp), number in sorted(rounds.items())
         )
         or None
+    )
+
+
+def planned_drafting(metadata: Mapping[str, Any]) -> str | None:
+    """Say what SpecActor's plan has chosen before the run: the first drafter, where it drafts, for
+    which verifier, and how far ahead. None for another method."""
+    facts, tp = metadata.get("speculation") or {}, metadata["scenario"]["cluster"]["tp"]
+    if not facts.get("method", "").startswith("specactor"):
+        return None
+    of = f" (of {', '.join(facts['candidates'])})" if "candidates" in facts else ""
+    words = f"first drafter {facts.get('first_drafter') or facts['model']}{of}, "
+    verifier = f"verifier of {tp} GPU{'s' * (tp > 1)}"
+    if (plan := facts.get("plan")) is None:
+        return f"{words}in turns with each {verifier}, on its GPUs"
+    gpus, window = plan["draft_gpus"], plan["window"]
+    return (
+        f"{words}{gpus} drafter GPU{'s' * (gpus > 1)} beside each {verifier}, windows of {window}"
     )
 
 

@@ -18,6 +18,7 @@ import typer
 
 from simrl.commands.view import DataView, listing
 from simrl.errors import InputError
+from simrl.validation import models_in
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -195,10 +196,16 @@ def _documented(function: Callable[..., Any]) -> dict[str, str]:
 
 
 def _parameters(parameters: Mapping[str, inspect.Parameter]) -> Page:
-    return {
-        key: {"default": parameter.default, "takes": _takes(parameter.annotation)}
-        for key, parameter in parameters.items()
-    }
+    page: Page = {}
+    for key, parameter in parameters.items():
+        page[key] = {"default": parameter.default, "takes": _takes(parameter.annotation)}
+        models = models_in(parameter.annotation)
+        if len(models) == 1:
+            page[key]["keys"] = {
+                name: {"default": field.default, "description": field.description}
+                for name, field in models[0].model_fields.items()
+            }
+    return page
 
 
 @cache
@@ -218,6 +225,14 @@ def _parameter_lines(parameters: Page) -> list[str]:
         meaning = "" if parameter["takes"] == "true | false" else MEANINGS.get(named, "")
         line = f"  {key:{width}}  {json.dumps(parameter['default']):14}  {parameter['takes']}"
         lines.append(f"{line}: {meaning}" if meaning else line)
+    for parameter, inner in (
+        (key, value["keys"]) for key, value in parameters.items() if "keys" in value
+    ):
+        width = max(map(len, inner))
+        lines += ["", f"keys of {parameter}, default:"] + [
+            f"  {key:{width}}  {json.dumps(field['default']):6}  {field['description'] or ''}".rstrip()
+            for key, field in inner.items()
+        ]
     return lines
 
 

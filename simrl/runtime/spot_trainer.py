@@ -14,6 +14,9 @@ ends when the last worker has nothing to serve; GPUs that the trainer takes are 
 their worker has loaded weights. On separate GPUs, which TLT does not describe, idle workers train
 while others serve or wait, and every policy update ends the session, saves, and begins another if
 its step trains.
+
+The samples of the buffer that iterations draw depend on policy version and iteration alone, not on
+the scenario's seed: runs that differ in the seed draw equal places of the buffer.
 """
 
 from __future__ import annotations
@@ -49,12 +52,15 @@ def spot_trainer(
     recorder: Recorder,
     workers: int,
     colocated: bool,
+    infers: bool = True,
 ) -> SpotTrainer | None:
     """Return the trainer of a plan's drafter on idle workers; None if the method trains no
-    drafter."""
+    drafter. Unless an update `infers` log-probs, nothing of the step before is in the buffer: its
+    hidden states come from that phase alone (TLT §4.1, §4.2)."""
     training = plan.speculation.training if plan else None
     if plan is None or training is None or not training.adaptive:
         return None
+    training = training.model_copy(update={"data_buffer": training.data_buffer and infers})
     pace = pace_of(deployment.model, deployment.gpu, deployment.tp, training.efficiency)
     return SpotTrainer(training, recorder, workers, colocated, plan.first_version, pace)
 
@@ -134,7 +140,8 @@ class SpotTrainer:
         self._drafter = DrafterStaleness() if no_drafter_yet else self._drafter.policy_updated()
         self.behind.append(self._drafter.staleness)
         self.beyond.append((self._drafter.covered_tokens, self._drafter.beyond))
-        self._before, self._finished, self._pool = self._finished, [], None
+        self._before, self._pool = self._finished * self._parameters.data_buffer, None
+        self._finished = []
         self._look(now_s)
 
     def finished(self, tokens: int, now_s: float) -> None:
@@ -246,14 +253,13 @@ class SpotTrainer:
         self._counted_s = starts_s + waits_s
 
     def _batch(self) -> list[int]:
-        """Return the tokens of each response of the next iteration: a random sample of the buffer, as
-        in the public code (eagle_background_trainer.py), or in turn, as in the paper."""
+        """Return the tokens of each response of the next iteration, within the window: a random
+        sample of the buffer, as in the public code (eagle_background_trainer.py), or in turn, as in
+        the paper."""
         if self._pool is None:
-            longest, earlier = (
-                max(self._finished, default=0),
-                self._before if self._parameters.data_buffer else [],
-            )
-            self._pool = sorted((n for n in earlier if n > longest), reverse=True) + self._finished
+            longest, window = max(self._finished, default=0), self._parameters.window_tokens
+            earlier = sorted((n for n in self._before if n > longest), reverse=True)
+            self._pool = [min(n, window or n) for n in earlier + self._finished]
         pool, iteration = self._pool, self._drafter.iterations
         number = min(self._parameters.batch_sequences, len(pool))
         if self._parameters.sampling == "longest_first":

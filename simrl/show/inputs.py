@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from simrl.analysis.explanation import pool_kinds
+from simrl.analysis.explanation import planned_drafting, pool_kinds
 from simrl.engine.config import EngineConfig
 from simrl.profile.metadata import ProfileMetadata, split_words
 from simrl.profile.precision import FP8_EXPERTS
@@ -192,8 +192,12 @@ def _drafter(metadata: Facts) -> Entries:
             value,
             "derived",
             f"padded to the longest of a batch: {trained['padded_tokens']:,}; up to "
-            f"{trained['buffer_bytes'] / 1e9:.3g} GB of hidden states on the hosts, copied there in "
-            f"{trained['collecting_s']:.2g} s of the inference phases",
+            f"{trained['buffer_bytes'] / 1e9:.3g} GB of hidden states on the hosts, "
+            + (
+                f"copied there in {trained['collecting_s']:.2g} s of the inference phases"
+                if trained["collecting_s"]
+                else "none copied there in inference phases"
+            ),
         )
 
 
@@ -267,10 +271,12 @@ def _drafts(facts: Facts) -> str:
     acceptance, plan = facts["acceptance"], facts.get("plan")
     accepted = acceptance if isinstance(acceptance, str) else f"acceptance {_source(acceptance)}"
     planned = (
-        f", {plan['draft_gpus']} draft GPUs a worker and windows of {plan['window']}"
+        f", {plan['draft_gpus']} draft GPU{'s' * (plan['draft_gpus'] > 1)} a worker and windows of {plan['window']}"
         if plan
         else ""
     )
+    if str(facts["method"]).startswith("specactor"):
+        planned = f" with {facts.get('first_drafter') or facts['model']}{planned}"
     if "scale" in facts:
         planned += f", loaded in {facts['scale']['load_s']:.2g} s"
     return f"{facts['method']}{planned}, {accepted}; drafting {_source(facts['draft_times'])}"
@@ -392,6 +398,7 @@ def _notable(metadata: Facts) -> list[str]:
     scheduler, policy = map(scenario["engine"].get, ("scheduler", "schedule_policy"))
     return [
         *[f"Model: {scenario['model']}, {file}"] * bool(file),
+        *(f"SpecActor: {words}" for words in filter(None, [planned_drafting(metadata)])),
         *(
             f"Evaluations: none is due; evaluation.every is {rule['every']}, and the run has {scenario['steps']} updates"
             for rule in filter(None, [scenario.get("evaluation")])

@@ -239,7 +239,7 @@ def _kv_blocks(
             if groups.state
             else "nothing is left for the KV cache"
         )
-        fewer = "a smaller engine.max_num_seqs, " * (
+        fewer = "a smaller engine.max_num_seqs or (with one turn a response) threshold, " * (
             parts["logits of the largest verification"] > 0
         )
         raise InputError(

@@ -19,6 +19,7 @@ from simrl.dispatch.rules import Dispatch
 from simrl.engine.requests import blocks_to_start
 from simrl.engine.state import Limits
 from simrl.errors import InputError, refuse
+from simrl.pipelines.batchwise import batchwise
 from simrl.pipelines.full_batch import full_batch
 from simrl.profile.extension import covering
 from simrl.profile.hardware import GIB, Gpu
@@ -87,7 +88,7 @@ class Prepared(Deployment):
     @property
     def has_turns(self) -> bool:
         """True if responses may have turns with an environment."""
-        return bool({"turn_tokens", "environment_s"} & set(self.trace.table.column_names))
+        return _with_turns(self.trace)
 
     @property
     def only_ends_count(self) -> bool:
@@ -321,7 +322,8 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     drafts = plan_drafting(method, measured, deployment, pool) if method else None
     if drafts is not None:
         most = engine.max_num_seqs, engine.max_num_batched_tokens
-        drafts = with_verification(drafts, deployment, *most)
+        at_start = _all_at_start(scenario, system, deployment.trace)
+        drafts = with_verification(drafts, deployment, *most, at_start)
     tail = plan_tail(rule, drafts, measured, deployment, cluster.gpus) if rule else None
     workers, train_gpus = split_gpus(
         cluster, cluster.worker_gpus + (drafts.draft_gpus if drafts else 0), system
@@ -375,13 +377,7 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
             "next rollout, and this system rolls out meanwhile; use verify=engine",
         ),
         (
-            method is not None
-            and method.verify == "trainer"
-            and (
-                system.dynamic_sampling
-                or getattr(system.pipeline, "keywords", {}).get("collector", full_batch)
-                is not full_batch
-            ),
+            method is not None and method.verify == "trainer" and not _fixed_batches(system),
             f"system {system.name}: speculation spec_rl with verify=trainer verifies the next step's prompts, and this system "
             "draws others to fill its batches; use verify=engine",
         ),
@@ -393,6 +389,26 @@ def _prepared(scenario: Scenario, system: System, inputs: InputCache) -> Prepare
     if system.elastic:
         _require_elastic(prepared)
     return replace(prepared, judge=_judge(prepared, inputs))
+
+
+def _with_turns(trace: Trace) -> bool:
+    return bool({"turn_tokens", "environment_s"} & set(trace.table.column_names))
+
+
+def _fixed_batches(system: System) -> bool:
+    """Return whether a rollout generates the next batch of the trace and nothing else."""
+    collector = getattr(system.pipeline, "keywords", {}).get("collector", full_batch)
+    return system.dynamic_sampling is None and collector is full_batch
+
+
+def _all_at_start(scenario: Scenario, system: System, trace: Trace) -> bool:
+    """Return whether all requests of a rollout come to their workers at its start: none after a
+    turn, for another batch or an evaluation, from a queue, a prefill worker or a lost worker."""
+    whole = system.off_policyness == 0 and _fixed_batches(system) and not _with_turns(trace)
+    in_one_go = system.dispatch.takes_groups and not scenario.agents.max_concurrent
+    alone = getattr(system.pipeline, "func", None) is batchwise and scenario.evaluation is None
+    stays = not scenario.faults and not scenario.cluster.prefill.gpus
+    return whole and in_one_go and alone and stays
 
 
 def _judge(prepared: Prepared, inputs: InputCache) -> Prepared | None:

@@ -130,7 +130,12 @@ class Schedule:
         self.recorder = Recorder(lanes, stepped, self._forget)
         self.workload = Workload(prepared.trace, once)
         self.spot = spot_trainer(
-            prepared.drafts, self.deployment, self.recorder, self.units, prepared.colocated
+            prepared.drafts,
+            self.deployment,
+            self.recorder,
+            self.units,
+            prepared.colocated,
+            system.log_probs > 0,
         )
         self.agents = Agents(env, prepared.agents)
         self.prompts = PromptKeys(system.on_update.salted)

@@ -83,11 +83,13 @@ class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     )
     data_buffer: bool = Field(
         default=True,
-        description="train on long responses of the rollout before, too (§4.2, DataBuffer)",
+        description="train on long responses of the rollout before, too (§4.2, DataBuffer); they need log-probs, whose phase "
+        "collects their states",
     )
     sampling: Literal["random", "longest_first"] = Field(
         default="random",
-        description="of the buffer: at random (code), or in turn, the longest of the rollout before first (§4.2)",
+        description="random: of the buffer at random, the default, as in the public code; longest_first: in turn, the longest "
+        "of the rollout before first, as in §4.2",
     )
     most_iterations: int = Field(default=200, ge=1, description="of one session (code)")
     recovery_iterations: float = Field(
@@ -242,15 +244,14 @@ class Pace:
     host_bytes_per_s: float = math.inf
 
     def iteration_s(self, tokens: Sequence[int], workers: int, parameters: SpotTraining) -> float:
-        """Return the seconds of an iteration over responses of these lengths: packed, or padded to
-        the longest, which computes padding like tokens."""
+        """Return the seconds of an iteration over responses of these lengths (what it trains on of
+        each): packed, or padded to the longest, which computes padding like tokens."""
         p = parameters
         if p.iteration_s is not None:
             return p.iteration_s
-        lengths = [min(n, p.window_tokens or n) for n in tokens]
-        computed = lengths if p.packing else [max(lengths)] * len(lengths)
+        computed = tokens if p.packing else [max(tokens)] * len(tokens)
         seconds = sum(n * (self.token_s + n * self.pair_s) for n in computed)
-        return (seconds + sum(lengths) * self.states_s) / workers
+        return (seconds + sum(tokens) * self.states_s) / workers
 
     def activation_s(self, parameters: SpotTraining) -> float:
         """Return the seconds before the first iteration of a session."""

@@ -343,18 +343,20 @@ def tlt(
     has a window of rewards at each group of batch sizes, by the paper's a single one. A round of drafting takes `round_s`
     (assumed) in addition to the drafter's kernels, and `level_s` per level of the tree: host time and tree building. Workers
     without samples train the drafter until the rollout ends (`adaptive`), in every 10th step. An iteration takes packed
-    responses from the buffer: those finished by then, and longer ones of the step before. Its time follows from their tokens,
-    the drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this and the rest (every_updates,
-    packing, data_buffer, asynchronous_saves, recovery_iterations, idle_workers, join …). The buffer keeps hidden states in
-    host memory: those of a step are copied there after its log-probs where the next rollout trains. Saved drafter weights
-    arrive with the next policy weights, whose load their bytes prolong; an untrained drafter falls behind the policy. The
-    drafter also computes what its target prefills from the moment it starts. Before policy version `drafter_from_update`
-    there is no learned drafter (0: it was trained before the run, as in the paper): a worker then drafts from the group's
-    other responses (method siblings). It also does so where siblings are predicted to be faster (`model_free_if_slower`), in
-    tokens per second of one response of typical length: from the profile, the drafting times, the drifted acceptance of the
-    learned drafter, and the scenario's run model of siblings (speculation.runs), as if whole groups were at a worker. The
-    CUDA graphs of all strategies, captured in buckets or not, take memory of the KV cache, and so do the logits of the
-    largest verification that threshold and buckets allow, as far as they exceed a plain pass of max_num_seqs.
+    responses from the buffer: those finished by then, and longer ones of the step before (none where no log-probs are
+    computed); by default at random, as in the public code, with `training: {sampling: longest_first}` as in §4.2. Its time
+    follows from their tokens, the drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this
+    and the rest (its keys are below). The buffer keeps hidden states in host memory: those of a step are copied there after
+    its log-probs where the next rollout trains. Saved drafter weights arrive with the next policy weights, whose load their
+    bytes prolong; an untrained drafter falls behind the policy. The drafter also computes what its target prefills from the
+    moment it starts. Before policy version `drafter_from_update` there is no learned drafter (0: it was trained before the
+    run, as in the paper): a worker then drafts from the group's other responses (method siblings). It also does so where
+    siblings are predicted to be faster (`model_free_if_slower`), in tokens per second of one response of typical length:
+    from the profile, the drafting times, the drifted acceptance of the learned drafter, and the scenario's run model of
+    siblings (speculation.runs), as if whole groups were at a worker. The CUDA graphs of all strategies, captured in buckets
+    or not, take memory of the KV cache, and so do the logits of the largest verification that buckets and threshold allow,
+    as far as they exceed a plain pass of max_num_seqs. (The threshold bounds it only where all requests of a rollout come
+    at its start: an open gate stays open, whatever comes after a turn or of another batch.)
     Not modelled: memory of the training on idle workers, and its way back to the host when it stops; copies of hidden states
     by the engine in rollouts that train; cache slots of a tree while it is drafted.
     """
@@ -587,7 +589,7 @@ def make_speculation(choice: str | dict[str, Any]) -> Speculation | None:
         made = METHODS[name](**parameters)
     except ValidationError as error:
         raise InputError(
-            f"speculation {name}: {call_error(error, signature(METHODS[name]).parameters)}"
+            f"speculation {name}: {call_error(error, signature(METHODS[name], eval_str=True).parameters)}"
         ) from error
     if not isinstance(made, Speculation):
         raise InputError(

@@ -320,19 +320,27 @@ def _plan_model(
 
 
 def with_verification(
-    plan: DraftPlan, deployment: Deployment, most_sequences: int, most_tokens: int
+    plan: DraftPlan, deployment: Deployment, most_sequences: int, most_tokens: int, at_start: bool
 ) -> DraftPlan:
     """Return the plan with the memory of its largest verification, for an engine that runs up to
     `most_sequences` and computes up to `most_tokens` in a pass, whose reserve covers plain passes.
+    `at_start`: all requests of a rollout come to their workers at its start.
 
     TLT §5.1: in large batches, static strategies run out of memory. An engine allocates its KV
     cache once, so the cache is smaller by the largest verification that the gate and the buckets
-    allow. Methods that capture no graphs of strategies verify within the reserve."""
+    allow. An elastic gate opens at few running requests and stays open: it bounds them only
+    `at_start`. (Then, too, requests that wait for room in the KV cache while few run may make more;
+    the memory that this takes is not planned.) Methods that capture no graphs of strategies verify
+    within the reserve."""
     trees, gate = plan.speculation.strategies, plan.speculation.gate
     if plan.speculation.graphs is None or trees is None:
         return plan
-    most = min(gate.threshold, most_sequences) if isinstance(gate, Elastic) else most_sequences
-    verified, shape, tp = trees.most_tokens(most), deployment.model, deployment.tp
+    bound = gate.threshold if isinstance(gate, Elastic) and at_start else most_sequences
+    verified, shape, tp = (
+        trees.most_tokens(min(bound, most_sequences)),
+        deployment.model,
+        deployment.tp,
+    )
     plain_bytes = pass_bytes(shape, tp, most_tokens, most_sequences)
     more_bytes = max(pass_bytes(shape, tp, verified, verified) - plain_bytes, 0.0)
     facts = plan.facts | {"most_verified_tokens": verified, "verification_bytes": more_bytes}

@@ -133,7 +133,8 @@ def tlt(
     As verl_colocated 0.4, with the method tlt: a worker decodes with draft trees once at most `threshold` of its responses
     are running; BEG-MAB chooses the trees (`bandit`), by the windows of its public code or of the paper (`bandit_rule`); idle
     workers train the drafter (`adaptive`), in every `train_every`th step, on packed responses (`packing`), long ones of the
-    step before among them (`data_buffer`). Every `save_every_iterations` it is saved, in the background
+    step before among them (`data_buffer`): drawn at random, as in the public code, or by `sampling: longest_first` of the
+    method's `training` as in §4.2, the longest first. Every `save_every_iterations` it is saved, in the background
     (`asynchronous_saves`), without its frozen layers (`selective_saves`).
     Not modelled: as verl_colocated, and the method tlt.
     """

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from simrl.errors import InputError
 from simrl.result.metrics import summary
 from simrl.result.result import Result, Work
 from simrl.scenario.load import load_scenarios
+from simrl.show.inputs import provenance, rests_on
 from simrl.show.tables.explain import print_difference, print_explanation
 from simrl.show.text import number, signed
 from simrl.simulate.prepare import prepare
@@ -320,6 +322,44 @@ def test_both_fit_on_a_narrow_screen_and_sum_to_their_last_line():
     assert "an ideal run" in text
     assert "B takes" in text
     assert "100.0%" in text
+
+
+def test_the_plan_of_specactor_is_in_the_explanation_and_beneath_results():
+    """First drafter, drafting GPUs, verifier, window: what the ladder and Algorithm 1 have chosen."""
+    models = ("qwen2.5-0.5b", "qwen2.5-1.5b")
+    ahead, in_turns = run("specactor", drafters=models), run("specactor", decoupled=False)
+    plan = ahead.metadata["speculation"]["plan"]
+    first = ahead.metadata["speculation"]["first_drafter"]
+    words = explain_result(ahead).drafting
+    assert words == (
+        f"first drafter {first} (of {', '.join(models)}), {plan['draft_gpus']} drafter GPU beside each "
+        f"verifier of 1 GPU, windows of {plan['window']}"
+    )
+    assert explain_result(in_turns).drafting == (
+        "first drafter ngram (of ngram, qwen2.5-0.5b, qwen2.5-1.5b), in turns with each verifier of 1 GPU, on its GPUs"
+    )
+    assert explain_result(run("tlt")).drafting is None
+    for lines in (provenance([ahead.metadata]), rests_on([ahead.metadata])):
+        assert f"SpecActor: {words}" in lines
+    assert any(
+        line.startswith(f"Drafts: specactor with {first}, ")
+        for line in provenance([ahead.metadata])
+    )
+
+
+def test_a_part_of_a_run_that_would_be_0_gpu_hours_makes_all_of_them_gpu_seconds():
+    explanation = explain_result(run("specactor"))
+    longer = replace(explanation.whole, end_s=1e3 * explanation.whole.end_s)
+    parts = dict.fromkeys(PARTS, 0.0) | {"decode": longer.total_gpu_s, "load_drafter": 0.1}
+    steady = replace(explanation.steady, gpu_s=parts)
+    shown = {}
+    for load_s in (0.1, 3600.0):
+        whole = replace(longer, gpu_s=parts | {"load_drafter": load_s})
+        console = Console(width=80, highlight=False, markup=False)
+        with console.capture() as capture:
+            print_explanation(replace(explanation, whole=whole, steady=steady), console)
+        shown[load_s] = capture.get()
+    assert "GPU-s   share" in shown[0.1] and "GPU-hours   share" in shown[3600.0]
 
 
 def test_numbers_have_three_digits_and_differences_their_sign():

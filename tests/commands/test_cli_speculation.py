@@ -45,6 +45,14 @@ def test_every_method_goes_with_a_system_it_was_not_made_for(simrl: CommandLine,
     assert row["speculation"].startswith(name)
 
 
+def test_a_page_has_the_keys_of_an_object_with_defaults_and_meanings(simrl: CommandLine) -> None:
+    page = simrl("speculation", "show", "tlt").out
+    assert "\nkeys of training, default:\n  adaptive " in page
+    assert "  efficiency             0.4     MFU: share of the GPUs' bf16 rate" in page
+    keys = json.loads(simrl("speculation", "show", "tlt", "--json").out)["parameters"]["training"]
+    assert keys["keys"]["window_tokens"]["default"] is None
+
+
 def test_what_needs_tokens_says_so_where_a_trace_has_none(simrl: CommandLine) -> None:
     ended = simrl("compare", "scenario.yaml", "--speculation", "spec_rl")
     assert ended.code == 2
@@ -107,6 +115,24 @@ def test_choices_that_are_several_make_every_combination(simrl: CommandLine) -> 
                 "{name: ngram, window: {kind: fixed, tokens: 33}}",
             ),
             "ngram: a window of 33 tokens; texts are drafted up to 32",
+        ),
+        (
+            (
+                "compare",
+                "scenario.yaml",
+                "--speculation",
+                "{name: tlt, training: {window_token: 512}}",
+            ),
+            "tlt: unknown key training.window_token (did you mean window_tokens?); training has adaptive, idle_workers, ",
+        ),
+        (
+            (
+                "compare",
+                "scenario.yaml",
+                "--speculation",
+                "{name: ngram, window: {kind: aimd, token: 4}}",
+            ),
+            "ngram: unknown key window.aimd.token",
         ),
         (
             ("compare", "scenario.yaml", "--speculation", "{name: das, quantiles: [0.8, 0.5]}"),

@@ -154,9 +154,13 @@ def test_the_inputs_of_a_run_name_its_largest_verification_and_the_training_of_i
     assert f"{trained['padded_tokens']:,}" in shown["training of the drafter"].source
 
 
-def test_the_buffer_holds_the_responses_of_two_steps():
+def test_the_buffer_holds_the_responses_of_two_steps_and_without_it_those_of_one():
     one, two = (idling({}, steps=n).metadata["drafter_training"] for n in (1, 4))
     assert two["buffer_bytes"] == 2 * one["buffer_bytes"] > 0
+    off = idling({"data_buffer": False}, steps=4).metadata
+    assert off["drafter_training"]["buffer_bytes"] == one["buffer_bytes"]
+    shown = {entry.name: entry for entry in inputs(off)}
+    assert "none copied there in inference phases" in shown["training of the drafter"].source
 
 
 def test_a_drafter_that_is_trained_prolongs_the_loads_of_weights_with_which_it_comes():
@@ -278,6 +282,33 @@ def test_what_packing_saves_follows_from_the_lengths_of_the_responses():
     assert packed["padded_tokens"] > 1.5 * packed["packed_tokens"]
     equal = trained_in_100_s(seen=0).facts(200.0)["drafter_training"]
     assert equal["padded_tokens"] == equal["packed_tokens"] > 0
+
+
+def test_an_iteration_may_train_on_the_last_tokens_of_each_response_alone():
+    """As the public code, which takes 512: of 1,000, 3,000 and 8,000 tokens there is nothing to pack then, and longer responses
+    than these are unknown without the buffer."""
+    window = {"window_tokens": 512, "data_buffer": False}
+    packed, padded = (trained_in_100_s(packing=packing, **window) for packing in (True, False))
+    figures = packed.facts(200.0)["drafter_training"]
+    assert figures["packed_tokens"] == figures["padded_tokens"] == 512 * 4 * packed.iterations
+    assert packed.iterations == padded.iterations == int(100 / (4 * 0.512))
+    assert packed.beyond[-1] == (512, 2.0)
+
+
+def test_without_log_probs_nothing_of_the_step_before_is_trained_on():
+    """§4.1, §4.2: its hidden states are collected in the inference phase, which there is not."""
+    without, off = (
+        counted(
+            "verl_colocated",
+            {"log_probs": passes} | tlt(**NEVER, training={**EVERY_STEP, "data_buffer": buffer}),
+            UNEVEN,
+            3,
+            2,
+        ).result.metadata["drafter_training"]
+        for passes, buffer in ((0, True), (1, False))
+    )
+    assert without["collecting_s"] == 0 and without["iterations"] > 0
+    assert without == off
 
 
 def test_a_batch_is_a_random_sample_of_the_buffer_without_repetition():

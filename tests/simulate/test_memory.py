@@ -144,10 +144,34 @@ def test_the_largest_verification_comes_out_of_the_kv_cache() -> None:
     )
 
 
+SYNTHETIC = {**LENGTHS, "cap_tokens": 2000}
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        {"workload": {"synthetic": {**SYNTHETIC, "turns": 3, "environment_s": 8.0}}},
+        {"system": {"name": "one_step_off", "speculation": "tlt"}},
+        {"system": {"name": "tlt", "dynamic_sampling": 2}},
+        {"system": {"name": "tlt", "dispatch": "seer"}},
+        {"evaluation": {"every": 1}},
+        {"faults": [{"kind": "lost", "worker": 0, "at_s": 1.0, "back_s": 5.0}]},
+    ],
+    ids=["turns", "overlap", "refilled", "queue", "evaluation", "lost worker"],
+)
+def test_where_requests_come_to_an_open_gate_all_sequences_may_be_verified(
+    later: dict[str, object],
+) -> None:
+    """A gate stays open, however many requests come once it is."""
+    drafts = verified(**{"system": {"name": "tlt"}} | later).drafts
+    assert drafts is not None and drafts.facts["most_verified_tokens"] == 256 * 16
+
+
 def test_drafting_always_is_refused_where_its_logits_fit_no_gpu() -> None:
     always = {"name": "tlt", "threshold": 100_000}
     with pytest.raises(
-        InputError, match=r"logits of the largest verification .* use a smaller engine.max_num_seqs"
+        InputError,
+        match=r"logits of the largest verification .* use a smaller engine.max_num_seqs or .* threshold",
     ):
         verified(system=always, engine={"max_num_seqs": 2048})
     assert verified(system=always, engine={"max_num_seqs": 64}).limits.kv_blocks > 0

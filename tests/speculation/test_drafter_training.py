@@ -184,15 +184,6 @@ def test_attention_is_of_each_response_also_where_they_are_packed():
     assert one - two == pytest.approx(1e-8 * (8000**2 - 2 * 4000**2))
 
 
-def test_an_iteration_may_train_on_the_last_tokens_of_each_response_alone():
-    """As the public code, which takes 512; there is little to pack then."""
-    packed, padded = (
-        PACE.iteration_s([300, 2000, 9000], 1, SpotTraining(packing=packing, window_tokens=512))
-        for packing in (True, False)
-    )
-    assert packed == pytest.approx(1e-4 * (300 + 512 + 512)) and padded == pytest.approx(3 * 512e-4)
-
-
 def test_hidden_states_are_loaded_for_tokens_not_for_padding():
     pace, tokens = Pace(token_s=1e-4, states_s=1e-5), [1000, 9000]
     packed, padded = (

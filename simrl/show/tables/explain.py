@@ -19,7 +19,7 @@ from simrl.profile.hardware import GIB
 from simrl.show.text import Line, aligned, listed, number, plain_table, say, signed
 
 SMALLEST = 0.001  # share of the whole that has its own line
-SHORT_GPU_S = 360.0  # a shorter run is shown in seconds, not hours
+SHORT_GPU_S = 360.0  # a shorter run is shown in seconds, not hours, as is one with parts of 0 hours
 MOST_LINKS = 14
 SHORTEST_S = 0.005  # of a reaction that has a line
 KINDS = {  # of links of a critical path: words in its table, words in a sum over paths
@@ -67,6 +67,7 @@ def print_explanation(e: Explanation, console: Console) -> None:
         "Occupancy": filled and f"{filled}, {left_out}",
         "Admission": e.admission,
         "Planner": e.planner,
+        "SpecActor": e.drafting,
         "τ of ranking groups": e.tau,
         "Indexes of the history": e.history,
         "Evaluations": _evaluations(e.evaluations) if e.evaluations else "",
@@ -191,7 +192,6 @@ def _agents(facts: Mapping[str, Any]) -> str:
 
 def _waterfall(e: Explanation) -> Table:
     """Return the parts of the GPU-hours: first the ideal run's, then the losses, largest first."""
-    unit, unit_s = ("GPU-hours", 3600.0) if e.whole.total_gpu_s >= SHORT_GPU_S else ("GPU-s", 1.0)
     whole, total, per_sample = e.whole.gpu_s, e.whole.total_gpu_s, e.steady.per_sample
     all_of_sample = e.steady.total_gpu_s / e.steady.samples
     shown = [
@@ -199,6 +199,8 @@ def _waterfall(e: Explanation) -> Table:
         for key, value in whole.items()
         if abs(value) >= SMALLEST * total or abs(per_sample[key]) >= SMALLEST * all_of_sample
     ]
+    hours = all(number(whole[key] / 3600) != "0" for key in shown if whole[key])
+    unit, unit_s = ("GPU-hours", 3600.0) if total >= SHORT_GPU_S and hours else ("GPU-s", 1.0)
     ideal = [key for key in shown if PARTS[key].ideal]
     losses = sorted((key for key in shown if not PARTS[key].ideal), key=lambda key: -whole[key])
     rest = [key for key in whole if key not in shown]

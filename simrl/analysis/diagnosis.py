@@ -159,6 +159,26 @@ def few_drafts_accepted(e: Evidence) -> Iterator[Finding]:
     )
 
 
+def indexes_lost(e: Evidence) -> Iterator[Finding]:
+    """Find indexes of a history for which the history workers have no room."""
+    facts = e.metadata.get("history") or {}
+    share = facts.get("lost", 0.0) / max(facts.get("made", 0.0), 1.0)
+    if share > 0.01:
+        workers = e.metadata["scenario"]["speculation"]["history_workers"]
+        yield Finding(
+            "indexes without room",
+            f"{facts['lost']:,.0f} of {facts['made']:,.0f} indexes of the history, over the whole run, were evicted or not "
+            "kept: their prompts' responses decode without drafts, and a step waits for its slowest responses",
+            share,
+            0.01,
+            f"{OWN}; experiments/history_memory.md",
+            e.again(
+                f"speculation.history_workers.memory_bytes="
+                f"{1.1 * workers['bytes_per_token'] * sum(e.result.samples.column('generated_tokens').to_numpy()):.2g}"
+            ),
+        )
+
+
 def many_migrate(e: Evidence) -> Iterator[Finding]:
     """Find many migrations that the history did not predict; in other systems responses move by
     design."""
@@ -362,6 +382,7 @@ def judge_holds_up(e: Evidence) -> Iterator[Finding]:
 
 RULES: tuple[Callable[[Evidence], Iterator[Finding]], ...] = (
     few_drafts_accepted,
+    indexes_lost,
     many_migrate,
     early_workers_idle,
     caches_preempted,

@@ -191,10 +191,7 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         planner=_planner(result.metadata),
         drafting=planned_drafting(result.metadata),
         tau="{kind}, {source}".format(**tau) if (tau := result.metadata.get("tau")) else None,
-        history=f"{h['out']:,.0f} were put out of the history workers' memory, {h['brought_back']:,.0f} were brought back; all "
-        f"responses together waited {h['waited_s']:,.3g} s until theirs were ready, and decoded without drafts meanwhile"
-        if (h := result.metadata.get("history"))
-        else None,
+        history=_history(result.metadata.get("history") or {}),
         whole=whole,
         steady=steady,
         path=paths.of(chosen),
@@ -287,6 +284,24 @@ def planned_drafting(metadata: Mapping[str, Any]) -> str | None:
     return (
         f"{words}{gpus} drafter GPU{'s' * (gpus > 1)} beside each {verifier}, windows of {window}"
     )
+
+
+def _history(facts: Mapping[str, float]) -> str | None:
+    """Say how many indexes found no room in the history workers' memory, and what became of
+    them."""
+    f = Counter(facts)
+    parts = (
+        f"{f['lost']:,.0f} of {f['made']:,.0f} were evicted or not kept, as speculation.history_workers.memory_bytes is too "
+        "small: their prompts decode without drafts"
+        if f["lost"]
+        else "",
+        f"{f['out']:,.0f} were put out of the history workers' memory, {f['brought_back']:,.0f} were brought back; "
+        f"{f['waited']:,.0f} responses waited for theirs, {f['waited_s']:,.1f} s together, "
+        f"{f['waited_s'] / (f['waiters_s'] or 1.0):.1%} of their time, and decoded without drafts meanwhile"
+        if "out" in facts
+        else "",
+    )
+    return "; ".join(filter(None, parts)) or None
 
 
 def _prefix_cache(result: Result, whole: Waterfall) -> PrefixCache | None:

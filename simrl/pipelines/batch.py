@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
@@ -17,8 +18,9 @@ from simrl.trace.sample import Group
 
 
 class Batch:
-    """The groups of one update. Finished groups are scored, then put into parts of `part_groups`
-    groups (None: no parts).
+    """The groups of one update. Finished groups are scored, then put into parts: of `part_groups`
+    groups, or `parts` parts with equal numbers of the responses of a batch, as far as whole groups
+    allow, of which the last has the rest (neither: no parts).
 
     `target` is the number of groups that its collector hands over; None leaves the number to the
     collector's rule. A scored group that `accepts` refuses is dropped. With `enough`, the batch is
@@ -26,7 +28,9 @@ class Batch:
     `awaited` responses are carried over from the batch before, and always belong to it.
     """
 
-    def __init__(self, run: RunContext, part_groups: int | None = None) -> None:
+    def __init__(
+        self, run: RunContext, part_groups: int | None = None, parts: int | None = None
+    ) -> None:
         self.groups: list[list[Rollout]] = []
         self.target: int | None = None
         self.enough: int | None = None
@@ -35,7 +39,11 @@ class Batch:
         self.complete = run.env.event()
         self.parts: simpy.Store = simpy.Store(run.env)
         self._run = run
-        self._part_groups = part_groups
+        self._part_groups = math.inf if parts else part_groups
+        # The responses with which each part but the last ends.
+        self._cuts = [
+            run.workload.batch_responses * part / (parts or 1) for part in range(1, parts or 1)
+        ]
         self._part: list[list[Rollout]] = []
         self._being_scored = 0
         self._closed = False
@@ -89,7 +97,10 @@ class Batch:
             self._closed |= self.full and not self.awaited
             if self._part_groups is not None:
                 self._part.append(scored.value)
-            if len(self._part) == self._part_groups:
+            if len(self._part) == self._part_groups or (
+                self._cuts and sum(map(len, self.groups)) >= self._cuts[0]
+            ):
+                self._cuts = self._cuts[1:]
                 self._put_part()
         else:
             self._run.recorder.dropped(scored.value)

@@ -13,10 +13,10 @@ barrier: all workers load together.
 
 With over-sampling or dynamic sampling, an update begins once the buffer holds a batch's number of
 responses, in the groups that came first (§4.2: "sufficient samples matching the batch size"), and
-all that outliers carry into it. What else its step has is aborted and dropped: trained a step later,
-it would be two versions old. While
-groups with unequal rewards do not fill a batch, its step draws another round, as soon as all groups
-of the one before are scored (verl's recipe), for the workers that have begun the step.
+all that outliers carry into it. What else its step has is aborted and dropped: trained a step
+later, it would be two versions old. While groups with unequal rewards do not fill a batch, its step
+draws another round, as soon as all groups of the one before are scored (verl's recipe), for the
+workers that have begun the step.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class _Steps:
         self._round_groups = times(rule.over_sampling, run.workload.batch_groups)
         over_sampled = run.dynamic_sampling is not None or rule.over_sampling > 1
         self._enough = run.workload.batch_responses if over_sampled else None
-        self._part_groups = rule.parts and -(-run.workload.batch_groups // rule.parts)
+        self._parts = rule.parts
         self._migrates = rule.migration
         self._planner = Planner(rule, run.dispatcher.history, run.times)
         self._steps: list[_Step] = []
@@ -118,7 +118,7 @@ class _Steps:
         takes what waits."""
         run = self._run
         while len(self._steps) <= k:
-            step = _Step(len(self._steps), Batch(run, self._part_groups))
+            step = _Step(len(self._steps), Batch(run, parts=self._parts))
             step.batch.enough = self._enough
             if run.dynamic_sampling is not None:
                 step.batch.accepts = rewards_differ

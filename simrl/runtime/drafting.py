@@ -13,7 +13,7 @@ import heapq
 import math
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from operator import add
 
 import numpy as np
@@ -56,6 +56,7 @@ from simrl.trace.trace import Response, Sample, Trace
 FIRST_COUNT = Rollout._fields.index("drafted_tokens")  # the fields behind it: `Engine.drafted`
 MANY_UPDATES = 1e9  # after which a drafter that is not trained has drifted as far as it can
 MOST_BUILDERS = 4096  # more are never busy at once
+FACTS = ("made", "out", "brought_back", "lost", "waited", "waited_s", "waiters_s")
 
 
 class IndexBuilders:
@@ -70,11 +71,20 @@ class IndexBuilders:
 
     With compression or swap ("HistoSpec also supports compression and swapping to SSD for memory
     saving": the paper has no rule), an index ends when its prompt has one that is `epochs_back`
-    epochs newer, and those that are evicted before, the oldest first, are *out*: their tokens are
-    compressed, and with swap what is out is written to the SSDs. The index of a prompt that runs is
-    brought back by the same way and indexed, and held in addition to `memory_bytes`; with
-    `prefetch` from the begin of the step before on, as the controller notifies history workers when
-    it schedules prompts. Builders and SSDs serve in the order of these requests.
+    epochs newer, and those that are evicted before, the oldest first, are *out*; so is a new one
+    for which that makes no room. With compression, the tokens of what is out are compressed, and
+    with swap it is written to the SSDs. The index of a prompt that runs is brought back by the same
+    way, indexed again if it was compressed, and held in addition to `memory_bytes`; with `prefetch`
+    from the begin of the step before on, as the controller notifies history workers when it
+    schedules prompts. Builders and SSDs serve in the order in which they are asked: a fetch ahead
+    is booked backwards, when the first response asks for the index, so it comes after what was
+    asked for since that step began.
+
+    `facts`, if indexes may be out, or one is lost: prompts' epochs that were to be indexed; indexes
+    that went out, and that were brought back; indexes that are lost, evicted or never kept for want
+    of room, before the prompt's last epoch that needs them was finished; responses that ended at a
+    worker and waited there for an index to be ready, the seconds that they waited, and the seconds
+    from the begin of the wait to their end.
     """
 
     def __init__(
@@ -91,14 +101,16 @@ class IndexBuilders:
         # Of a token that is out: bytes, and those of them in memory.
         self._out_size, self._held_size = size, 0.0 if p.swap_bytes_per_s else size
         # Of indexes that are out, and of the waits for them.
-        self.facts = dict.fromkeys(("out", "brought_back", "waited_s"), 0.0)
+        self.facts: dict[str, float] = dict.fromkeys(FACTS, 0.0) if self.moves_out else {}
+        # By response at a worker: the begin and the end of its wait.
+        self._waits: dict[Hashable, tuple[float, float]] = {}
         self._out: dict[tuple[int, int], tuple[int, float]] = {}  # tokens; when they were out
         self._step, self._began_s, self._before_s = (-1, -1), 0.0, 0.0
         self._workers_per_host = workers_per_host
         self._link_free_s: dict[int, float] = defaultdict(float)  # by host
-        # Arrivals by host, prompt and epochs: a prompt that is generated again runs next to its
-        # later epochs, and needs other indexes.
-        self._sent: dict[tuple[int, int, range], float] = {}
+        # Arrivals by prompt, then by host and epochs: a prompt that is generated again runs next to
+        # its later epochs, and needs other indexes.
+        self._sent: dict[int, dict[tuple[int, range], float]] = defaultdict(dict)
         self._epochs = 1 + int(trace.column("epoch").max())
         self._group_size = Counter(
             zip(trace.column("prompt_id").tolist(), trace.column("epoch").tolist(), strict=True)
@@ -131,6 +143,8 @@ class IndexBuilders:
             self._drop(place)
         self._indexed[place] = len(lengths)
         self._build(place, sum(lengths), now_s)
+        if self.facts:
+            self.facts["made"] = len(self._indexed)
 
     def missing(self, prompt_id: int, epochs: range) -> frozenset[tuple[int, int]]:
         """Return the responses, by epoch of the trace and sample, that are in no index."""
@@ -148,11 +162,12 @@ class IndexBuilders:
         epochs: range,
         now_s: float,
         step: tuple[int, int] = (0, 0),
+        waiter: Hashable = None,
     ) -> float:
         """Send a worker that generates a response to the prompt all its indexes of these epochs, if
         they are not on their way. Return their arrival; if they are not built yet, the time at
         which to ask again; infinity if they never come. `step`: of the response, by epoch and
-        number."""
+        number; `waiter`: the response at its worker, until `ended`."""
         if step > self._step:
             self._step, self._before_s, self._began_s = step, self._began_s, now_s
         places = [
@@ -160,19 +175,39 @@ class IndexBuilders:
             for epoch in epochs
             if (prompt_id, epoch % self._epochs) in self._group_size
         ]
-        sent = worker // self._workers_per_host, prompt_id, epochs
-        if sent in self._sent and self.moves_out:
-            return self._sent[sent]  # also if it is out again
+        sent, key = self._sent[prompt_id], (worker // self._workers_per_host, epochs)
+        if key in sent and self.moves_out:
+            self._waited(waiter, now_s)
+            return sent[key]  # also if it is out again
         ready_s = max((self._ready(place, now_s) for place in places), default=now_s)
+        if now_s < ready_s < np.inf and self.moves_out:
+            self._waits.setdefault(waiter, (now_s, np.inf))
+        else:
+            self._waited(waiter, now_s)
         if ready_s > now_s:
-            self.facts["waited_s"] += ready_s - now_s if ready_s < np.inf else 0.0
             return ready_s
-        if sent not in self._sent:
-            host, size = sent[0], sum(self._bytes[place] for place in places)
-            self._link_free_s[host] = self._sent[sent] = (
+        if key not in sent:
+            host, size = key[0], sum(self._bytes[place] for place in places)
+            self._link_free_s[host] = sent[key] = (
                 max(self._link_free_s[host], now_s) + size / self._parameters.link_bytes_per_s
             )
-        return self._sent[sent]
+        return sent[key]
+
+    def _waited(self, waiter: Hashable, now_s: float) -> None:
+        """Record that a response waits no more, if it did."""
+        if waiter in self._waits:
+            self._waits[waiter] = self._waits[waiter][0], min(self._waits[waiter][1], now_s)
+
+    def ended(self, waiter: Hashable, now_s: float) -> None:
+        """Record that a response ends at its worker or leaves it, and count its wait, if any."""
+        if waiter in self._waits:
+            began_s, ended_s = self._waits.pop(waiter)
+            for name, value in {
+                "waited": 1,
+                "waited_s": min(ended_s, now_s) - began_s,
+                "waiters_s": now_s - began_s,
+            }.items():
+                self.facts[name] += value
 
     def _ready(self, place: tuple[int, int], now_s: float) -> float:
         """Return the time from which an index can be used; infinity if never. One that is out is
@@ -192,23 +227,40 @@ class IndexBuilders:
         if self.moves_out:
             self._drop((prompt_id, epoch - self._epochs_back))
         elif not_older + index_bytes > p.memory_bytes:
-            return
+            return self._lose(place)
         while (
             held := sum(self._epoch_bytes.values())
         ) + index_bytes > p.memory_bytes and self._kept:
             oldest, of_oldest = next(iter(self._kept[min(self._kept)].items()))
-            self._drop(oldest)
+            self._drop(oldest, forget=not self.moves_out)
             if self.moves_out:
-                self._out[oldest] = of_oldest, self._through(of_oldest, now_s)
-                self._epoch_bytes[oldest[1]] += of_oldest * self._held_size
-                self.facts["out"] += 1
+                self._put_out(oldest, of_oldest, now_s)
+            else:
+                self._lose(oldest)
         if held + index_bytes <= p.memory_bytes:
             self._kept[epoch][place], self._bytes[place] = tokens, index_bytes
             self._epoch_bytes[epoch] += index_bytes
             self._ready_s[place] = _served(self._free_s, now_s, tokens / p.tokens_per_s)
+        elif held + tokens * self._held_size <= p.memory_bytes:
+            self._put_out(place, tokens, now_s)
+        else:
+            self._lose(place)
 
-    def _drop(self, place: tuple[int, int]) -> None:
-        """Drop an index, wherever it is."""
+    def _put_out(self, place: tuple[int, int], tokens: int, now_s: float) -> None:
+        self._out[place] = tokens, self._through(tokens, now_s)
+        self._epoch_bytes[place[1]] += tokens * self._held_size
+        self.facts["out"] += 1
+
+    def _lose(self, place: tuple[int, int]) -> None:
+        """Count an index for which there is no room, if it is still of use."""
+        if (place[0], place[1] + self._epochs_back) not in self._indexed:
+            self.facts["lost"] = self.facts.get("lost", 0.0) + 1
+
+    def _drop(self, place: tuple[int, int], forget: bool = True) -> None:
+        """Drop an index, wherever it is; `forget`: at hosts, too."""
+        if forget:
+            for key in [key for key in self._sent[place[0]] if place[1] in key[1]]:
+                del self._sent[place[0]][key]
         self._ready_s.pop(place, None)
         index_bytes, (tokens, _) = self._bytes.pop(place, 0.0), self._out.pop(place, (0, 0.0))
         is_whole = self._kept[place[1]].pop(place, None) is not None
@@ -272,7 +324,7 @@ class Drafting:
             per_host = max(deployment.gpu.gpus_per_node // deployment.tp, 1)
             back, workers = plan.speculation.epochs_back, plan.inputs.history_workers
             self._builders = IndexBuilders(workers, trace, per_host, back)
-            self.facts = {"history": self._builders.facts} if self._builders.moves_out else {}
+            self.facts = {"history": self._builders.facts}
         if drafter == "old_response":
             kept, factor = plan.inputs.acceptance.get(OLD_RESPONSE), plan.inputs.acceptance_factor
             old = whole_response_runs(trace, kept and kept.times(factor), seed)
@@ -339,7 +391,9 @@ class Drafting:
             if self._builders is not None:
                 missing = self._builders.missing(sample.prompt_id, earlier)
                 step = sample.epoch, sample.step
-                there_s = self._builders.there_s(worker, sample.prompt_id, earlier, now_s, step)
+                there_s = self._builders.there_s(
+                    worker, sample.prompt_id, earlier, now_s, step, (id(engine), slot)
+                )
                 if there_s > now_s:
                     return there_s if there_s < np.inf else None
             if (first := self._first_run(engine, slot, response.row, missing)) >= 0:
@@ -379,6 +433,8 @@ class Drafting:
         sample = rollout.sample
         if isinstance(self._runs, DrawnRuns):
             self._runs.free((id(engine), slot))
+        if self._builders is not None:
+            self._builders.ended((id(engine), slot), now_s)
         if self._lengths is not None:
             self._lengths.observe([rollout])
         if rollout.done:

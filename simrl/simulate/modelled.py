@@ -67,6 +67,9 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     preset = engine.preset
     name = preset if isinstance(preset, str) else (preset or {}).get("name", "")
     yield from filter(None, prepared.model.without.split("; "))
+    history = prepared.scenario.speculation.history_workers
+    changed = history.model_dump(exclude_defaults=True)
+    chosen = {"minibatches": 1} | prepared.scenario.system.parameters
     missing = {  # what is not modelled, and whether the rollouts have it
         "the time between turns, which the trace does not have": "turn_tokens" in names
         and not (timed or divided),
@@ -79,6 +82,21 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
             "sglang"
         )
         and not limits.sglang,
+        "speculation.history_workers.codec_tokens_per_s is without effect: indexes are not compressed "
+        "(compressed_bytes_per_token)": "codec_tokens_per_s" in changed
+        and history.compressed_bytes_per_token is None,
+        "speculation.history_workers.prefetch is without effect: no index is out of memory (compressed_bytes_per_token, "
+        "swap_bytes_per_s)": "prefetch" in changed
+        and history.compressed_bytes_per_token is None
+        and history.swap_bytes_per_s is None,
+        "stream is without effect: the mini-batch is the whole batch (minibatches)": prepared.system.name
+        == "rhymerl"
+        and chosen.get("stream", False)
+        and chosen["minibatches"] == 1,
+        "filter_groups is without effect: dynamic_sampling drops groups of equal rewards, too": prepared.system.name
+        == "rhymerl"
+        and {"dynamic_sampling", "filter_groups"}
+        <= {key for key, value in chosen.items() if value},
         "profile.tau is without effect: it is of ranking groups (rhymerl)": prepared.scenario.profile.tau
         is not None
         and prepared.tau is None,

@@ -342,7 +342,9 @@ class Schedule:
         if "admission" in facts:
             metadata["admission"] = dict(facts["admission"].seconds)
         metadata |= {
-            key: facts[key] for key in ("planner", "stale_samples", "history") if key in facts
+            key: facts[key]
+            for key in ("planner", "stale_samples", "history")
+            if key in facts and facts[key] != {}
         }
         if self._simulates and (prepared.prefill or prepared).limits.prefix_caching:
             metadata["prefix_cache"] = cache_totals(

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator
+from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
 
 from simrl.errors import InputError, choose
 from simrl.profile.model_shape import MODELS
@@ -69,6 +69,15 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
         default=True,
         description="bring the indexes of the next step's prompts back while a step runs; else when a response begins",
     )
+
+    @model_validator(mode="after")
+    def _compresses(self) -> Self:
+        if (self.compressed_bytes_per_token or 0.0) > self.bytes_per_token:
+            raise ValueError(
+                f"compressed_bytes_per_token {self.compressed_bytes_per_token:g} is more than bytes_per_token "
+                f"{self.bytes_per_token:g}: compressing would save nothing; give a smaller one (0.43 to 0.88 was measured)"
+            )
+        return self
 
 
 class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):

@@ -137,7 +137,7 @@ class HistoryRuns:
         return self._first[row, missing]
 
     def _add(self, row: int, missing: frozenset[tuple[int, int]]) -> None:
-        """Add the runs of a row and of its siblings."""
+        """Add the runs of a row and of its siblings, the rows of its prompt and epoch."""
         trace = self._trace
         keys, epochs = trace.once("epoch_keys", lambda: epoch_keys(trace))
         oldest = keys[row] - min(keys[row] % epochs, self._back)
@@ -145,7 +145,7 @@ class HistoryRuns:
         places = zip(
             *(trace.column(name)[rows].tolist() for name in ("epoch", "sample")), strict=True
         )
-        rows = rows[[place not in missing for place in places]]
+        rows = rows[(keys[rows] == keys[row]) | [place not in missing for place in places]]
         part = Trace(trace.table.take(rows), trace.metadata)
         runs = with_refusals(
             history_runs(part, self._rule, self._back), part, self._seed, self._factor
@@ -154,8 +154,11 @@ class HistoryRuns:
         if end > self.packed.size:
             self.packed = np.concatenate((self.packed, np.zeros(end, np.uint16)))
         self.packed[self._used : end] = packed(runs)
-        for each, first in zip(rows.tolist(), runs.first.tolist(), strict=True):
-            self._first[each, missing] = self._used + first if first >= 0 else -1
+        self._first |= {
+            (each, missing): self._used + first if first >= 0 else -1
+            for each, first in zip(rows.tolist(), runs.first.tolist(), strict=True)
+            if keys[each] == keys[row]  # the others' own history is not whole here
+        }
         self._used = end
 
 

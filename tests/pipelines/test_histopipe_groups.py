@@ -8,6 +8,7 @@ from hypothesis import given, strategies as st
 
 from simrl.dispatch.histopipe import Planner
 from simrl.errors import InputError
+from simrl.pipelines.batch import Batch
 from simrl.speculation.choices import HistoryRule
 from simrl.speculation.trace_runs import history_runs
 from simrl.speculation.windows import Aimd
@@ -127,6 +128,34 @@ def test_training_takes_each_mini_batch_as_soon_as_its_groups_are_scored():
     started = [rows(watched.result.steps)[0]["started_s"] for watched in (whole, streamed)]
     assert started == [pytest.approx(200, abs=0.1), pytest.approx(10, abs=0.1)]
     assert [len(rows(watched.result.steps)) for watched in (whole, streamed)] == [1, 1]
+
+
+@pytest.mark.parametrize("over_sampling", [1.0, 1.5])
+def test_a_streamed_batch_has_as_many_mini_batches_as_asked_whatever_is_carried(over_sampling):
+    # Eight groups of two a step; alpha and β let responses be carried.
+    before = [[10 + 4 * p, 12 + 4 * p] for p in range(8)]
+    now = [[10 + 4 * p, 150 if p in (0, 5) else 12 + 4 * p] for p in range(8)]
+    trace, cut, put = epochs([before], [now], [before], [now]), [], Batch._put_part
+
+    def put_part(batch):
+        cut.append((id(batch), sum(map(len, batch._part)), batch))
+        put(batch)
+
+    with patch.object(Batch, "_put_part", put_part):
+        watched = timed(
+            trace, 4, stream=True, minibatches=4, over_sampling=over_sampling, alpha=0.3, least_beta=1.0
+        )  # fmt: skip
+    assert any(step["carried_tokens"] for step in rows(watched.result.steps))
+    parts = defaultdict(list)
+    for batch, responses, _ in cut:
+        parts[batch].append(responses)
+    updates = [step["samples"] for step in rows(watched.result.steps)]
+    for of_batch, responses in zip(parts.values(), updates, strict=False):
+        assert sum(of_batch) == responses
+        # A quarter each, as far as whole groups of up to two allow; the last has the rest.
+        assert all(held <= 5 for held in of_batch[:3])
+        assert len(of_batch) == 4 or responses <= 12  # where more than a quarter was carried away
+    assert max(map(len, parts.values())) == 4
 
 
 def test_a_sub_batch_has_whole_prompts():

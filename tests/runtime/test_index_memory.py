@@ -57,8 +57,18 @@ def test_indexes_that_are_out_are_back_in_time_and_draft_as_with_all_the_memory(
     assert drafts(back) == drafts(plain)
     facts = back.metadata["history"]
     assert facts["out"] >= facts["brought_back"] > 0
-    assert "history" not in evicted.metadata
+    assert facts["lost"] == 0
     assert "were put out of the history workers' memory" in str(explain_result(back).history)
+    # Without compression and swap, each index that is evicted or not kept is counted, where it shows.
+    assert set(evicted.metadata["history"]) == {"lost", "made"}
+    assert "history" not in plain.metadata
+    explained = explain_result(evicted)
+    assert "of 9 were evicted or not kept, as speculation.history_workers.memory_bytes" in str(
+        explained.history
+    )
+    (finding,) = [f for f in explained.findings if f.name == "indexes without room"]
+    room = float(finding.remedy.rpartition("memory_bytes=")[2])
+    assert drafts(drafted(memory_bytes=room)) == drafts(plain)
 
 
 def test_slow_ssds_let_responses_wait_and_a_fetch_ahead_hides_some_of_it():
@@ -131,10 +141,22 @@ def test_a_fetch_takes_the_reading_the_decompressing_and_the_indexing():
     finished(builders, 1, 0, 100, 10.0)  # 0 goes out: compressed at 10.1 s, written until 14.1 s
     assert builders.facts["out"] == 1
     # Read until 104 s, then decompressed and indexed.
-    assert builders.there_s(0, 0, range(1), 100.0) == pytest.approx(100 + 4 + 0.1 + 1)
-    assert builders.there_s(0, 0, range(1), 105.2) == pytest.approx(105.2)
+    back_s = builders.there_s(0, 0, range(1), 100.0, waiter="long")
+    assert back_s == pytest.approx(100 + 4 + 0.1 + 1)
+    assert builders.there_s(0, 0, range(1), 102.0, waiter="short") == back_s
+    builders.ended("short", 103.0)  # before its index is back
+    assert builders.there_s(0, 0, range(1), back_s, waiter="long") == pytest.approx(back_s)
     assert builders.there_s(0, 1, range(1), 105.2) == pytest.approx(105.2)  # was never out
-    assert builders.facts == {"out": 1, "brought_back": 1, "waited_s": pytest.approx(5.1)}
+    builders.ended("long", 110.0)
+    assert builders.facts == {
+        "made": 2,
+        "out": 1,
+        "brought_back": 1,
+        "lost": 0,
+        "waited": 2,
+        "waited_s": pytest.approx(5.1 + 1.0),
+        "waiters_s": pytest.approx(10.0 + 1.0),
+    }
     finished(builders, 0, 1, 100, 200.0)  # replaces the index that was out; 1 goes out
     assert builders.facts["out"] == 2
 
@@ -154,12 +176,36 @@ def test_a_fetch_ahead_begins_with_the_step_before():
     assert builders.there_s(0, 0, range(1), 61.0, (1, 3)) == pytest.approx(61.0)
 
 
-def test_an_index_that_finds_no_room_beside_all_that_is_compressed_is_not_kept():
+def test_an_index_that_finds_no_room_beside_all_that_is_compressed_goes_out_too_if_its_tokens_fit():
     sizes = HistoryWorkers(
         bytes_per_token=10.0, memory_bytes=1000.0, compressed_bytes_per_token=1.0
     )
-    builders = IndexBuilders(sizes, trace_of({(0, p): [[0]] for p in range(3)}))
-    for prompt, tokens in ((0, 50), (1, 50), (2, 99)):
+    builders = IndexBuilders(sizes, trace_of({(0, p): [[0]] for p in range(4)}))
+    for prompt, tokens in ((0, 50), (1, 50), (2, 99), (3, 900)):
         finished(builders, prompt, 0, tokens, 0.0)
-    there = [builders.there_s(0, prompt, range(1), 1e9) < np.inf for prompt in range(3)]
-    assert there == [True, True, False]
+    assert (builders.facts["out"], builders.facts["lost"]) == (3, 1)
+    there = [builders.there_s(0, prompt, range(1), 1e9) for prompt in range(4)]
+    there = [builders.there_s(0, prompt, range(1), 2e9) < np.inf for prompt in range(4)]
+    assert there == [True, True, True, False]
+
+
+def test_an_index_that_is_made_anew_is_sent_again_and_one_that_is_out_is_not():
+    sizes = HistoryWorkers(
+        tokens_per_s=1e9, bytes_per_token=10.0, memory_bytes=1500.0, swap_bytes_per_s=1e9, link_bytes_per_s=100.0
+    )  # fmt: skip
+    builders = IndexBuilders(sizes, trace_of({(0, 0): [[0]] * 2, (0, 1): [[0]]}))
+    one, two = (Sample(i, 0, 0, 0, i, 4) for i in range(2))
+    builders.finished(one, 50, 0.0)
+    builders.finished(two, None, 0.0)
+    assert builders.there_s(0, 0, range(1), 1.0) == pytest.approx(6.0)  # 500 bytes
+    finished(builders, 1, 0, 120, 2.0)  # the index of 0 goes out; the host has it
+    assert builders.facts["out"] == 1
+    assert builders.there_s(0, 0, range(1), 7.0) == pytest.approx(6.0)
+    builders.finished(two, 10, 20.0)
+    assert builders.there_s(0, 0, range(1), 30.0) == pytest.approx(36.0)  # 600 bytes
+
+
+def test_a_compressed_token_that_is_larger_than_an_indexed_one_is_refused_in_a_line():
+    message = "compressed_bytes_per_token 20 is more than bytes_per_token 16: compressing would"
+    with pytest.raises(ValueError, match=message):
+        HistoryWorkers(compressed_bytes_per_token=20.0)

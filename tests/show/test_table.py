@@ -7,6 +7,7 @@ import pytest
 
 from simrl.commands.compare import Comparison
 from simrl.scenario.load import load_scenarios
+from simrl.show.tables.compare import unequal_work
 from simrl.simulate.prepare import prepare
 from simrl.study.compare import folder_name
 from tests.command_line import SCENARIO
@@ -223,6 +224,39 @@ def test_tokens_that_were_dropped_or_carried_and_samples_that_moved_are_told_whe
         "old ³ 3.1% of the samples moved between workers" in told
     )
     assert told.count("areal(eta=2)¹,²,³ ") == 2
+
+
+def test_carried_tokens_are_told_however_few_and_the_column_says_that_it_lacks_them(
+    compared, capsys, monkeypatch
+):
+    few = {"carried_share": 0.004, "carried_off_policyness_max": 2}
+    fewer = {"carried_share": 0.0001, "carried_off_policyness_max": 1}
+    lines = short(compared, capsys, monkeypatch, few, fewer, columns=250, explain=True)
+    assert "¹ 0.4% of the trained tokens came from a step before, up to 2 updates old" in lines
+    assert (
+        "² less than 0.1% of the trained tokens came from a step before, up to 1 updates old"
+        in lines
+    )
+    (meaning,) = [line for line in lines if line.startswith("off-policy mean / max: ")]
+    assert meaning.endswith("; without tokens that came from a step before, which have a mark")
+    plain = "\n".join(short(compared, capsys, monkeypatch, {}, {}, columns=250, explain=True))
+    assert "came from a step before" not in plain
+
+
+def test_all_rows_with_shorter_samples_than_another_are_named(compared, capsys, monkeypatch):
+    rows = [
+        {
+            **compared[1][0],
+            "variant": "",
+            "system": name,
+            "samples_per_s": 10.0,
+            "tokens_per_s": tokens,
+        }
+        for name, tokens in {"a": 1850.0, "b": 1690.0, "c": 1600.0, "d": 1840.0}.items()
+    ]
+    assert unequal_work(rows) == [
+        "In these updates a trained on 185 tokens a sample, c on 160 and b on 169: compare tokens/s, or simulate more steps"
+    ]
 
 
 def test_the_row_of_a_system_that_drops_stale_samples_leads_to_their_number(

@@ -33,6 +33,23 @@ def with_columns(**columns):
     ("changes", "words"),
     [
         ({"engine": {"preset": "sglang-0.5", "scheduler": "vllm"}}, "SGLang's scheduler"),
+        (
+            {
+                "speculation": {
+                    "history_workers": {"codec_tokens_per_s": 1e7, "swap_bytes_per_s": 1e9}
+                }
+            },
+            "codec_tokens_per_s is without effect: indexes are not compressed",
+        ),
+        (
+            {"speculation": {"history_workers": {"prefetch": False}}},
+            "prefetch is without effect: no index is out of memory",
+        ),
+        ({"system": {"name": "rhymerl", "stream": True}}, "stream is without effect"),
+        (
+            {"system": {"name": "rhymerl", "dynamic_sampling": True, "filter_groups": True}},
+            "filter_groups is without effect",
+        ),
         ({"engine": {"schedule_policy": "lpm"}}, "engine.schedule_policy=lpm is without effect"),
         (
             {"engine": {"scheduler": "sglang", "max_mamba_cache_size": 9}},
@@ -57,6 +74,14 @@ def with_columns(**columns):
 def test_an_entry_is_there_if_the_scenario_has_its_cause(changes, words):
     assert any(words in entry for entry in of(**changes))
     assert not any(words in entry for entry in of())
+
+
+def test_what_has_an_effect_is_not_said_to_have_none():
+    swaps = {"prefetch": False, "swap_bytes_per_s": 1e9}
+    system = {"name": "rhymerl", "stream": True, "minibatches": 2, "filter_groups": True}
+    assert not any(
+        "without effect" in entry for entry in of(system, speculation={"history_workers": swaps})
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,8 @@
 """The index of one prompt's responses, held against a search that anyone can follow."""
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from hypothesis import given, strategies as st
 from simrl.errors import InputError
 from simrl.speculation.choices import LARGEST_TOKEN_ID, SORTED_TOKENS, HistoryRule
 from simrl.speculation.history_index import PAPER, PUBLIC_CODE, accept_runs_of, build_index, text_of
+from simrl.speculation.inputs import SpeculationInputs
+from simrl.speculation.trace_runs import HistoryRuns, history_runs
 from tests.helpers import examples
-from tests.token_traces import draft
+from tests.token_traces import draft, random_groups
 
 
 def reference_draft(responses, rewards, tail, most_tokens, rule):
@@ -224,3 +228,20 @@ def test_rewards_must_be_as_many_as_responses():
 def test_a_rule_must_match_fewest_tokens_last():
     with pytest.raises(ValueError, match="let it be at most that"):
         HistoryRule(longest_match_tokens=4, shortest_match_tokens=5)
+
+
+def test_runs_of_an_older_epoch_stay_what_they_are_when_a_later_one_lacks_the_same_responses():
+    trace = random_groups(5, epochs=4, prompts=1)
+    rule, missing = HistoryRule(prompt_tail_tokens=0), frozenset({(1, 0)})
+    two_back: Any = SimpleNamespace(history=rule, epochs_back=2)
+
+    def drafted(*rows: int) -> list[list[int]]:
+        """What the last of these rows drafts, at each of its tokens."""
+        whole = history_runs(trace, rule, 2)
+        runs = HistoryRuns(whole, two_back, SpeculationInputs(), trace, 0)
+        first = [runs.first("holder", row, missing) for row in rows][-1]
+        return runs.packed[first : first + trace.column("response_tokens")[rows[-1]]].tolist()
+
+    of_2, of_3 = (int(np.flatnonzero(trace.column("epoch") == epoch)[0]) for epoch in (2, 3))
+    assert drafted(of_3, of_2) == drafted(of_2) != drafted(of_3)
+    assert drafted(of_2, of_3) == drafted(of_3)

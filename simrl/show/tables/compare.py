@@ -44,8 +44,9 @@ from simrl.validation import in_words
 UNEQUAL = 0.03  # tokens a sample, between rows that are compared
 GROWING = "off-policyness still grew, so samples/s may be another; raise steps"
 NOTHING_DRAFTED = (
-    "a history needs prompts that repeat (workload.synthetic.prompts, or a trace of several epochs) and finished; siblings "
-    "need two of a group on one worker; a toggle needs more running requests than its ramp, and drafts that pay"
+    "a history needs prompts that repeat (workload.synthetic.prompts, or a trace of several epochs) and finished, and room "
+    "for their indexes (speculation.history_workers.memory_bytes); siblings need two of a group on one worker; a toggle needs "
+    "more running requests than its ramp, and drafts that pay"
 )
 OCCUPANCY = (
     "share of the slots of its batch that a rollout worker fills while it runs (slots: max_num_seqs, or what its KV cache "
@@ -306,7 +307,12 @@ def _tokens_apart(row: Row) -> list[str]:
         "migrated_share": "of the samples moved between workers",
     }
     stale = row.get("stale_samples", 0)
-    shares = [f"{row[key]:.1%} {words}" for key, words in facts.items() if row[key] >= LEAST_SHARE]
+    shares = [
+        f"{f'{row[key]:.1%}' if row[key] >= 0.0005 else 'less than 0.1%'} {words}"
+        for key, words in facts.items()
+        # The column of off-policyness leaves carried tokens out, however few.
+        if row[key] >= LEAST_SHARE or (key == "carried_share" and row[key] > 0)
+    ]
     return [
         *[f"{stale:,} samples were too stale and dropped"] * bool(stale),
         *shares,
@@ -327,21 +333,24 @@ def not_drafted(method: str) -> str:
 
 
 def unequal_work(rows: Sequence[Row]) -> list[str]:
-    """Return a line if one system's window has longer samples than another's, for the variant with
-    the largest ratio. Stragglers that one has trained on are in flight in the other; in a short run
+    """Return a line if one system's window has longer samples than others', with all of these, for
+    the variant with the largest ratio. Stragglers that one has trained on are in flight in the other; in a short run
     this is a large part of the difference."""
     lines: dict[float, str] = {}
     for group in of_variants(rows):
         per_sample = {
             row_name(r): r["tokens_per_s"] / max(r["samples_per_s"], 1e-300) for r in group
         }
-        most, least = (
-            max(per_sample, key=per_sample.__getitem__),
-            min(per_sample, key=per_sample.__getitem__),
-        )
-        lines[per_sample[most] / per_sample[least]] = (
-            f"In these updates {most} trained on {per_sample[most]:,.0f} tokens a sample, {least} on "
-            f"{per_sample[least]:,.0f}: compare tokens/s, or simulate more steps"
+        most = max(per_sample, key=per_sample.__getitem__)
+        least = per_sample[most] / min(per_sample.values())
+        shorter = [
+            f"{name} on {tokens:,.0f}"
+            for name, tokens in sorted(per_sample.items(), key=lambda pair: pair[1])
+            if per_sample[most] / tokens > 1 + UNEQUAL or per_sample[most] / tokens == least
+        ]
+        lines[least] = (
+            f"In these updates {most} trained on {per_sample[most]:,.0f} tokens a sample, {listed(shorter)}: compare "
+            "tokens/s, or simulate more steps"
         )
     return [lines[apart] for apart in lines if apart == max(lines) > 1 + UNEQUAL]
 
@@ -401,7 +410,11 @@ def columns_of(rows: Sequence[Row]) -> list[Column]:
         + "; ± the farthest of three seeds" * seeds
     )
     growing = "; ↑ not settled, still growing" * any(not row["settled"] for row in rows)
-    off_policy = f"policy updates between writing a token and training on it{growing}"
+    off_policy = (
+        f"policy updates between writing a token and training on it{growing}"
+        + "; without tokens that came from a step before, which have a mark"
+        * any(row["carried_share"] > 0 for row in rows)
+    )
     divided = any(not row.get("colocated", True) for row in rows)
     yielded = "tokens of a response that a pass with a draft yields, including the bonus token"
     from_drafts = "share of the generated tokens that came from accepted drafts"

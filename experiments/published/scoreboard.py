@@ -8,6 +8,7 @@
 Sentences are made from the figures beside them. Every picture takes less than a minute on one core.
 """
 
+import csv
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,20 @@ from simrl.files import write_whole_file
 
 HERE = Path(__file__).resolve().parent
 CAPTIONS = "captions.json"
+BEFORE = HERE / "before.csv"  # the predictions of the board before
+# Constants and rules that were changed in between, by paper.
+_HOST = "a pass of the host takes the preset's {pass_s} ms and {each_s} µs a sequence, for {old} ms and nothing"
+_VLLM = _HOST.format(pass_s="1.3 (1.8 with tensor parallelism)", each_s="76", old="2 to 2.5")
+SINCE = {
+    "AReaL": _HOST.format(pass_s="0.66", each_s="40", old="2")
+    + "; the baseline has CUDA graphs and SGLang's scheduler; four batches at once in training runs; Sync.AReaL is η 0",
+    "SpecActor": f"{_VLLM}; the ladder rates all drafters in turns; drafters load, prefill and send messages",
+    "RhymeRL": f"{_VLLM}, launches without CUDA graphs 0.55 ms a layer for 0.35; sub-batches of whole prompts",
+    "TLT": "the baseline's pass takes the preset's 0.66 ms and 40 µs a sequence, for 0.6 ms and nothing; the drafter's training by "
+    "its shapes",
+    "verl's documentation": _VLLM,
+    "RollPacker": _VLLM,
+}
 PARTS = (figures_areal, figures_specactor, figures_rhymerl, figures_tlt)
 FIGURES: dict[str, Draw] = {name: draw for part in PARTS for name, draw in part.FIGURES.items()}
 
@@ -52,6 +67,7 @@ PAPERS = {
 }
 MOVES = 0.1  # a relative half-width up to which open inputs move an element little
 TIE = 0.02  # published values so near to each other have no order
+MOVED = 0.05  # a prediction that changed by more has moved
 LEVEL = 0.01  # predicted ones so near are level
 MOST_LEVELS = 6  # runs in a cell
 
@@ -270,6 +286,7 @@ def scoreboard(found: Board, captions: Mapping[str, Mapping[str, str]]) -> str:
             "*Levels*, beside a ratio: the seconds a step of the runs behind it (and of its rollout), at the middle.\n",
             *in_short(entries),
             *goals(entries),
+            *moved(entries),
             *tables(entries),
             *not_predicted(entries),
             *misses(entries),
@@ -431,6 +448,44 @@ def comparable(predicted: Mapping[str, Any]) -> Iterator[tuple[tuple[str, int], 
             several = published_rows()[row].quantity.startswith(SEVERAL_QUANTITIES)
             count = 1 if several else min(len(predicted[row]), len(predicted[other]))
             yield from (((row, i), (other, i)) for i in range(count))
+
+
+def moved(entries: Sequence[Entry]) -> Iterator[str]:
+    """Compare the predictions with those of the board before (`BEFORE`), element by element."""
+    with BEFORE.open(encoding="utf-8", newline="") as file:
+        before = {
+            (r["row"], int(r["element"])): float(r["predicted"]) for r in csv.DictReader(file)
+        }
+    lines = []
+    for paper, mine in by_paper(entries).items():
+        changes, nearer, farther = list[float](), 0, 0
+        for entry in mine:
+            bounds = published_rows()[entry["id"]].elements
+            for i, value in enumerate(entry["predicted"] or ()):
+                old = before.get((entry["id"], i))
+                if value is None or old is None:
+                    continue
+                changes.append(value / old - 1)
+                if abs(changes[-1]) > MOVED:
+                    ends = [min(max(x, bounds[i].low), bounds[i].high) for x in (value, old)]
+                    ways = [abs(x - end) for x, end in zip((value, old), ends, strict=True)]
+                    nearer, farther = nearer + (ways[0] < ways[1]), farther + (ways[0] > ways[1])
+        if changes:
+            median = share(sorted(changes, key=abs)[len(changes) // 2], "{:+.0%}")
+            figures = (len(changes), median, nearer, farther)
+            lines.append([paper, *map(str, figures), SINCE.get(paper, "")])
+    if lines:
+        yield "## Since the board before\n"
+        heads = (
+            "paper",
+            "figures on both",
+            "median move",
+            "nearer",
+            "farther",
+            "changed in between",
+        )
+        yield from (*markdown(heads, lines), "")
+        yield f"*Nearer* and *farther*: from the published figure, of those that moved by more than {MOVED:.0%}.\n"
 
 
 def tables(entries: Sequence[Entry]) -> Iterator[str]:

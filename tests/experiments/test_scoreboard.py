@@ -68,6 +68,8 @@ def test_a_page_has_the_goals_the_rows_and_what_is_missing(scoreboard: ModuleTyp
     page = (tmp_path / "scoreboard.md").read_text(encoding="utf-8")
     assert "2 drawn sets of inputs, by simrl 1.2.3; a row is covered" in page
     assert "verl_colocated 20 s (10)<br>verl_2x 10 s (5)" in page
+    since = page.partition("## Since the board before")[2].partition("## The board")[0]
+    assert "| AReaL | 3 | " in since and "CUDA graphs" in since
     assert "(2 of 72), 67 % of the 3 that are predicted" in page
     assert "1 of 2: `spec-2x` -12 %, `spec-decode-latency` +0 %" in page
     assert "3 of 3 pairs right, 0 predicted level, 0 reversed" in page

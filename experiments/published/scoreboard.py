@@ -48,8 +48,8 @@ SINCE = {
     + "; the baseline has CUDA graphs and SGLang's scheduler; four batches at once in training runs; Sync.AReaL is η 0",
     "SpecActor": f"{_VLLM}; the ladder rates all drafters in turns; drafters load, prefill and send messages",
     "RhymeRL": f"{_VLLM}, launches without CUDA graphs 0.55 ms a layer for 0.35; sub-batches of whole prompts",
-    "TLT": "the baseline's pass takes the preset's 0.66 ms and 40 µs a sequence, for 0.6 ms and nothing; the drafter's training by "
-    "its shapes",
+    "TLT": "the baseline's pass takes the preset's 0.66 ms and 40 µs a sequence, for 0.6 ms and nothing; the drafter's "
+    "training by its shapes",
     "verl's documentation": _VLLM,
     "RollPacker": _VLLM,
 }

@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
     @property
     def determined(self) -> bool:
-        """Whether the paper's text determines the claim."""
+        """True if the paper's text determines the claim."""
         return CLAIMS[self.id].undetermined is None
 
     @property

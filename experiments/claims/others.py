@@ -59,8 +59,8 @@ VERL = {"name": "verl_colocated", "dispatch": "even_split"}
 
 def streams(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate x-1."""
-    own = run(lab, inputs, {"name": "streamrl", "rollout_share": inputs["long_rollout_share"]})
-    ratio = float(own["samples_per_s"] / run(lab, inputs, VERL)["samples_per_s"])
+    streamed = run(lab, inputs, {"name": "streamrl", "rollout_share": inputs["long_rollout_share"]})
+    ratio = float(streamed["samples_per_s"] / run(lab, inputs, VERL)["samples_per_s"])
     return Figure({"throughput": ratio}, ratio > 1.1)
 
 
@@ -72,7 +72,7 @@ def packs(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 def in_parts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
     """Simulate x-3."""
-    own = run(
+    cut = run(
         lab,
         inputs,
         {
@@ -81,12 +81,12 @@ def in_parts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
             "budget_tokens": inputs["long_budget_tokens"],
         },
     )
-    found = {
-        "throughput": float(own["samples_per_s"] / run(lab, inputs, VERL)["samples_per_s"]),
-        "stale tokens": own["stale_share"],
-        "of cut responses": own["cut_share"],
+    figures = {
+        "throughput": float(cut["samples_per_s"] / run(lab, inputs, VERL)["samples_per_s"]),
+        "stale tokens": cut["stale_share"],
+        "of cut responses": cut["cut_share"],
     }
-    return Figure(found, found["throughput"] > 1.1 and found["stale tokens"] < 0.3)
+    return Figure(figures, figures["throughput"] > 1.1 and figures["stale tokens"] < 0.3)
 
 
 def by_trajectory(lab: Lab, inputs: Inputs, whole: bool) -> Figure:

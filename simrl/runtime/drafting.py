@@ -98,7 +98,7 @@ class IndexBuilders:
         self._epochs_back, self._ssd_free_s = epochs_back, [0.0]
         self.moves_out = (p.compressed_bytes_per_token or p.swap_bytes_per_s) is not None
         size = p.compressed_bytes_per_token or p.bytes_per_token
-        # Of a token that is out: bytes, and those of them in memory.
+        # Of a token that is out: its bytes, and its bytes in memory.
         self._out_size, self._held_size = size, 0.0 if p.swap_bytes_per_s else size
         # Of indexes that are out, and of the waits for them.
         self.facts: dict[str, float] = dict.fromkeys(FACTS, 0.0) if self.moves_out else {}

@@ -346,7 +346,7 @@ def tlt(
     responses from the buffer: those finished by then, and longer ones of the step before (none where no log-probs are
     computed); by default at random, as in the public code, with `training: {sampling: longest_first}` as in §4.2. Its time
     follows from their tokens, the drafter, and the workers that share it; checkpoints keep it waiting. `training` sets this
-    and the rest (its keys are below). The buffer keeps hidden states in host memory: those of a step are copied there after
+    and the rest (its keys are below). The buffer keeps hidden states in host memory: a step's states are copied there after
     its log-probs where the next rollout trains. Saved drafter weights arrive with the next policy weights, whose load their
     bytes prolong; an untrained drafter falls behind the policy. The drafter also computes what its target prefills from the
     moment it starts. Before policy version `drafter_from_update` there is no learned drafter (0: it was trained before the

@@ -211,7 +211,7 @@ def read_tau(path: str | Path, **expected: object) -> MeasuredTau:
 
 
 def _texts(column: pd.Series) -> list[str]:
-    """Return the cells of a column of facts as texts, `tp` as whole numbers where it can be (2.0 as 2),
+    """Return the cells of a column of facts as texts, `tp` as a whole number if it is one (2.0 as 2),
     "" for a blank cell, or one that is no number."""
     if column.name == "tp":
         number = re.compile(r"(\d+)(\.0*)?")

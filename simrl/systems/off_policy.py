@@ -248,8 +248,8 @@ def areal(
     drops groups with equal rewards when they are scored; they no longer count as submitted. `slow_start`: prompts
     are supplied as in the code since 0.4, a batch a second while an update waits for its groups, and none while it trains.
     Its engines run without prefix caching, as its code of 2026 starts them (`engine.prefix_caching` replaces it; on in June
-    2025). `eta=0` is synchronous on divided GPUs: the paper's Sync.AReaL, whose four scores in Table 4 equal Table 2's of maximum
-    staleness 0 in Table 2; the authors' configuration of it computes no log-probs (`log_probs: 0`).
+    2025). `eta=0` is synchronous on divided GPUs: the paper's Sync.AReaL, whose four scores in Table 4 are the scores of
+    maximum staleness 0 in Table 2; the authors' configuration of it computes no log-probs (`log_probs: 0`).
     Not modelled: the decoupled PPO objective's effect on learning.
     """
     running: LoadMode = "recompute" if recompute_kv else "keep"

@@ -3,8 +3,8 @@ that would lift it to the published 1.3 (§5.4).
 
     python experiments/decoupled_bound.py
 
-Rates are of one request: decoupled the renewal rate of two loops, coupled that of drafting and verifying in turns, each with
-its best window (`simrl.speculation.specactor`). Acceptance is equal for all tokens.
+Rates are of one request: decoupled the renewal rate of two loops, coupled the rate of drafting and verifying in turns,
+each with its best window (`simrl.speculation.specactor`). Acceptance is equal for all tokens.
 """
 
 import sys

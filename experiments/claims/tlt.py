@@ -126,8 +126,8 @@ def adapts(lab: Lab, inputs: Inputs, whole: bool) -> Figure:
 
 
 def arms(inputs: Inputs) -> list[Strategy]:
-    """Return three depths for each number of tokens to verify of the scripts, with their top-k: the scripts' depth, that of
-    the paper's tables, and half the first. The paper tunes depth and tokens to verify, and fixes top-k (§6.3)."""
+    """Return three depths for each number of tokens to verify of the scripts, with their top-k: the scripts' depth, the depth
+    of the paper's tables, and half of the scripts'. The paper tunes depth and tokens to verify, and fixes top-k (§6.3)."""
     scripts = paper.strategies(inputs)
     depths = {scripts[0].draft_depth // 2, scripts[0].draft_depth, inputs["table_depth"]}
     return [

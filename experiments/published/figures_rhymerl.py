@@ -261,7 +261,7 @@ def across_steps(bench: Bench) -> Drawn:
     return Drawn(
         figure,
         "Fig. 15: HistoPipe as training goes on (Math-14B, 16K)",
-        f"HistoPipe trains {of_pipe} times as much as verl at the mean length and at that of the "
+        f"HistoPipe trains {of_pipe} times as much as verl at the mean length and at the length of the "
         f"last steps, and two tiers {of_tiers} times as much again. Published, the best ten steps: "
         f"{pipe:g} and {tier:g}.",
     )

@@ -169,7 +169,7 @@ def tail(bench: Bench) -> Drawn:
         figure,
         "Fig. 14: a rollout of 128 requests a worker (Qwen2.5-32B, all workers' mean)",
         f"Drafting starts when {inputs['threshold']} requests are left, and makes a worker's rollout {gain:.2f} times as "
-        f"fast, a mean over workers, that of the slowest {longest:.2f} times. Published: "
+        f"fast, a mean over workers, and the slowest worker's {longest:.2f} times. Published: "
         f"{bench.value('tlt-rollout-case'):g} times, of one worker.",
     )
 

@@ -62,8 +62,8 @@ class Two:
         """As it is at the next boundary of worker 0."""
 
         def ask() -> None:
-            told = self.workers[0].progress([one])
-            told.callbacks.append(
+            reported = self.workers[0].progress([one])
+            reported.callbacks.append(
                 lambda event: self.dispatcher.duplicate(one, worker, *event.value)
             )
 

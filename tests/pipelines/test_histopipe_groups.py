@@ -40,12 +40,12 @@ def with_rewards(trace: Trace, rewards: list[float]) -> Trace:
 
 
 def statuses(watched) -> dict[tuple[int, int], set[str]]:
-    """The statuses of the responses of (trace step, prompt), as long as the trace is not repeated."""
-    found = defaultdict(set)
+    """Return the statuses of the responses of (trace step, prompt), as long as the trace is not repeated."""
+    of_prompt = defaultdict(set)
     for row in rows(watched.result.samples):
         if row["epoch"] == 0:
-            found[row["trace_step"], row["prompt_id"]].add(row["status"])
-    return dict(found)
+            of_prompt[row["trace_step"], row["prompt_id"]].add(row["status"])
+    return dict(of_prompt)
 
 
 def test_over_sampling_trains_the_groups_that_come_first_and_aborts_the_rest():
@@ -116,8 +116,8 @@ def test_a_prompt_with_dropped_responses_drafts_from_its_finished_ones():
     groups = Counter(prompt for prompt, _ in finished)
     assert {groups[r["prompt_id"]] for r in drafted} >= {3, 4}  # also of incomplete groups
     for r in drafted:
-        found = r["drafted_tokens"], r["accepted_tokens"], r["verifications"]
-        assert found == alone[1, r["prompt_id"], r["sample"]]
+        counts = r["drafted_tokens"], r["accepted_tokens"], r["verifications"]
+        assert counts == alone[1, r["prompt_id"], r["sample"]]
 
 
 def test_training_takes_each_mini_batch_as_soon_as_its_groups_are_scored():

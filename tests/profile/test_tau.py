@@ -235,9 +235,9 @@ def test_a_run_plans_by_the_table_and_says_so(tmp_path):
             )
         )
         assert_nothing_is_lost(made[name])
-        given = made[name].result.metadata["tau"]
-        assert given["kind"] == name
-        assert str(explain_result(made[name].result).tau) == f"{name}, {given['source']}"
+        facts = made[name].result.metadata["tau"]
+        assert facts["kind"] == name
+        assert str(explain_result(made[name].result).tau) == f"{name}, {facts['source']}"
     assert made["measured"].result.metadata["tau"]["source"].startswith("tau.csv; extrapolated: ")
     assert (
         "extrapolated: workers 1 to 6, measured 1 to 4"

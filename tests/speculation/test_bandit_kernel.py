@@ -144,7 +144,7 @@ def of_code(**changes: object):
 
 
 def test_by_the_code_each_group_of_batch_sizes_learns_for_itself():
-    """Of three arms the last is fastest at a batch of 10, and slowest at 11."""
+    """The last of three arms is fastest at a batch of 10, and slowest at 11."""
     rule, state = of_code()
     for batch, step_s in ((10, {5: 0.03, 6: 0.02, 7: 0.01}), (11, {5: 0.02, 6: 0.01, 7: 0.03})):
         for _ in range(7):

@@ -236,7 +236,7 @@ def test_runs_of_an_older_epoch_stay_what_they_are_when_a_later_one_lacks_the_sa
     two_back: Any = SimpleNamespace(history=rule, epochs_back=2)
 
     def drafted(*rows: int) -> list[list[int]]:
-        """What the last of these rows drafts, at each of its tokens."""
+        """Return the drafts of the last of these rows, at each of its tokens."""
         whole = history_runs(trace, rule, 2)
         runs = HistoryRuns(whole, two_back, SpeculationInputs(), trace, 0)
         first = [runs.first("holder", row, missing) for row in rows][-1]

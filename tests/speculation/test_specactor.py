@@ -169,7 +169,7 @@ def test_tgs_exceeds_what_is_executed_by_1_to_26_percent_where_draft_and_verific
 
 @pytest.mark.parametrize(("p", "most"), [(0.67, 1.00), (0.8, 1.11), (0.9, 1.23)])
 def test_drafting_ahead_gains_no_more_than_the_page_says_at_any_time_of_a_draft(p, most):
-    """Where a verification takes as long for any window; the drafters' GPUs not counted (docs/speculation.md)."""
+    """The first column of docs/speculation.md: a verification takes as long for any window; drafters' GPUs are not counted."""
     assert bound(p, 0.0) == pytest.approx(most, abs=0.005)
     for draft_s in np.random.default_rng(0).uniform(0.0, 2.0, 200):
         ratio = decoupled(p, draft_s, lambda q: 1.0) / coupled(p, draft_s, lambda q: 1.0)
@@ -876,7 +876,7 @@ def test_two_messages_a_window_go_between_drafter_and_verifier():
 
 
 def test_a_decoupled_drafter_prefills_what_it_is_given():
-    """By hand: 9 tokens of context but the last, 0.5 s each, then 1 s a drafted token; 3 of 3 right, no time to verify."""
+    """The figures are by hand: 9 tokens of context but the last, 0.5 s each, then 1 s a drafted token; 3 of 3 right."""
     requests = [Request(0, 7, 3, prompt=8, generated=1)]
     worker = DecoupledWorker(
         requests, np.zeros((3,)), lambda n: 1.0, lambda n, q, c: 0.0, prefill_s=0.5

@@ -38,7 +38,11 @@ REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 sa
 class Begin(NamedTuple):
     """Start a request: generate `tokens` tokens after `prompt_ids` and the earlier `token_ids`.
     `forced` is for a drafter whose acceptance is forced. A request with a `salt` finds prefixes of
-    requests with an equal one alone."""
+    requests with an equal one alone.
+
+    At each of `turns`, in tokens of the response, it leaves the engine until `Resume`. `answers` are
+    the environment's so far: the tokens of the response before it, and its own. With `waits` the
+    request enters the engine with its first `Resume`."""
 
     number: int
     prompt_id: int
@@ -47,6 +51,16 @@ class Begin(NamedTuple):
     tokens: int
     forced: Forced | None = None
     salt: int | None = None
+    turns: tuple[int, ...] = ()
+    answers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    waits: bool = False
+
+
+class Resume(NamedTuple):
+    """Let a request go on after the environment's answer."""
+
+    number: int
+    answer_ids: tuple[int, ...]
 
 
 class Abort(NamedTuple):
@@ -111,7 +125,19 @@ class Close(NamedTuple):
     """End the process."""
 
 
-Command = Begin | Abort | LoadWeights | Watch | Ask | SlowDown | DraftCall | Reset | Count | Close
+Command = (
+    Begin
+    | Resume
+    | Abort
+    | LoadWeights
+    | Watch
+    | Ask
+    | SlowDown
+    | DraftCall
+    | Reset
+    | Count
+    | Close
+)
 
 # Reports.
 
@@ -150,6 +176,13 @@ class Gained(NamedTuple):
     until_s: float
 
 
+class Paused(NamedTuple):
+    """End of a request's turn: it has left the engine until `Resume`."""
+
+    number: int
+    at_s: float
+
+
 class Ended(NamedTuple):
     """End of a request, `whole` if it has all its tokens. `drafts`: drafted, accepted,
     verifications, verified tokens."""
@@ -186,7 +219,9 @@ class Alive(NamedTuple):
     at_s: float
 
 
-Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | EngineCounters | Alive
+Report = (
+    Ready | Failed | Begun | Gained | Paused | Ended | Loaded | Reached | EngineCounters | Alive
+)
 
 
 class Channel(Protocol):
@@ -213,7 +248,8 @@ class _RunningRequest:
     watches: list[tuple[int, int]] = field(default_factory=list)  # tokens, key
     drafts: list[int] = field(
         default_factory=lambda: [0, 0, 0, 0]
-    )  # as in `Ended`: of vLLM's own drafter, or of simrl's before the request was aborted
+    )  # as in `Ended`: of vLLM's own drafter, or of simrl's before the request left the engine
+    answers: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -222,6 +258,20 @@ class _RunningRequest:
     @property
     def have(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def next_stop(self) -> int:
+        """Tokens of the response at the end of this turn, or at its own end."""
+        end = len(self.begin.token_ids) + self.begin.tokens
+        return min((turn for turn in self.begin.turns if turn > self.have), default=end)
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The tokens of the context: the prompt, the response, and the environment's answers."""
+        text, at = self.begin.prompt_ids, 0
+        for tokens, answer_ids in self.answers:
+            text, at = (*text, *self.token_ids[at:tokens], *answer_ids), tokens
+        return (*text, *self.token_ids[at:])
 
 
 class Host:
@@ -282,6 +332,12 @@ class Host:
         match command:
             case Begin():
                 self._begin(command)
+            case Resume(number, answer_ids):
+                if number in self._requests:
+                    request = self._requests[number]
+                    if answer_ids:
+                        request.answers.append((request.have, answer_ids))
+                    self._add(request)
             case Abort(number):
                 if number in self._requests:
                     self._abort(self._requests[number])
@@ -312,9 +368,11 @@ class Host:
                 self.closed = True
 
     def _begin(self, command: Begin) -> None:
-        request = _RunningRequest(command, "", list(command.token_ids))
+        had, answers = list(command.token_ids), list(command.answers)
+        request = _RunningRequest(command, "", had, answers=answers)
         self._requests[command.number] = request
-        self._add(request)
+        if not command.waits:
+            self._add(request)
 
     def _add(self, request: _RunningRequest) -> None:
         """Add a request to the engine, with the tokens that it has."""
@@ -326,22 +384,26 @@ class Host:
             drafter.begins(request_id, begin.prompt_id, begin.prompt_ids, had, begin.forced)
         recorded = begin.forced.recorded[len(had) :] if begin.forced else ()
         follows = self._engine.settings.recorded
-        tokens = len(begin.token_ids) + begin.tokens - len(had)
         self._engine.add(
             request_id,
-            begin.prompt_ids + had,
-            tokens,
+            request.text,
+            request.next_stop - len(had),
             recorded if follows else (),
             begin.salt,
         )
         self._reports.append(Begun(begin.number, time.monotonic()))
 
     def _abort(self, request: _RunningRequest) -> None:
-        """Take a request out of the engine, if it is there, and keep its counts of drafts."""
-        if self._by_engine_id.pop(request.request_id, None) is None:
+        """Take a request out of the engine, if it is there."""
+        if request.request_id in self._by_engine_id:
+            self._engine.abort(request.request_id)
+            self._leave(request)
+        else:
             self._aborted = deque(entry for entry in self._aborted if entry[1] is not request)
-            return
-        self._engine.abort(request.request_id)
+
+    def _leave(self, request: _RunningRequest) -> None:
+        """Note that a request has left the engine, and keep its counts of drafts."""
+        del self._by_engine_id[request.request_id]
         if (drafter := self._engine.drafter) is not None:
             counts = drafter.ends(request.request_id)
             request.drafts = [a + b for a, b in zip(request.drafts, counts, strict=True)]
@@ -359,6 +421,7 @@ class Host:
                     token_ids=(), tokens=request.begin.tokens + len(request.begin.token_ids)
                 )
                 request.token_ids, request.first_s, request.told_first = [], None, False
+                request.answers = []
         if load.retry_s > 0:
             back = [(now_s + load.retry_s, request) for request in aborted]
             self._aborted = deque(sorted([*self._aborted, *back], key=itemgetter(0)))
@@ -387,7 +450,11 @@ class Host:
             request.token_ids += gained.token_ids
             if request.watches:
                 self._tell_watches(request, now_s)
-            if gained.finished:
+            if gained.finished and request.have in request.begin.turns:
+                self._tell_tokens(request, now_s)
+                self._leave(request)
+                self._reports.append(Paused(request.number, now_s))
+            elif gained.finished:
                 self._end(request, now_s, whole=True)
 
     def _load_what_may(self) -> bool:

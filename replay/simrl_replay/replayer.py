@@ -27,7 +27,7 @@ from simrl.result.result import Result
 from simrl.runtime.rollout import Rollout
 from simrl.simulate.prepare import Prepared
 from simrl.simulate.run import Schedule
-from simrl.trace.trace import Response, Trace, TraceMetadata
+from simrl.trace.trace import Response, Sample, Trace, TraceMetadata, Turn
 from simrl_replay.clock import WallClock
 from simrl_replay.host import Close, Command, Count, DraftCall, Reached, Report, Reset
 from simrl_replay.link import (
@@ -110,15 +110,9 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out",
         ),
         (
-            any(
-                name in prepared.trace.table.column_names
-                for name in ("turn_tokens", "environment_s")
-            ),
-            "its samples have turns of an environment, and engines here keep no cache through a pause",
-        ),
-        (
-            prepared.scenario.agents.deadline_s is not None,
-            "trajectories of real engines here have no deadline (agents.deadline_s)",
+            prepared.has_turns and prepared.agents.kv in ("keep", "offload"),
+            f"agents.kv_while_tool_runs is {prepared.agents.kv}, and vLLM keeps no blocks for a request that has ended; use "
+            "cache with engine.prefix_caching, or drop without",
         ),
         (
             system.dispatch.kv_pool,
@@ -213,7 +207,8 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
                 synthetic=config.dummy_weights and not config.recorded_tokens,
             )
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
-    prompt_tokens, capacity = trace.column("prompt_tokens"), limits.kv_blocks * limits.block_size
+    prompt_tokens = trace.column("prompt_tokens") + trace.observation_tokens()
+    capacity = limits.kv_blocks * limits.block_size
     longest = int((prompt_tokens + trace.column("response_tokens")).max())
     if capacity < longest + 2 * drafted:
         raise InputError(
@@ -323,6 +318,11 @@ def replay(
         draws = np.random.default_rng([prepared.scenario.seed, prompt_id, tokens])
         return tuple(draws.integers(0, vocabulary, tokens).tolist())
 
+    @cache
+    def answer_ids(sample: Sample, turn: Turn) -> tuple[int, ...]:
+        draws = np.random.default_rng([prepared.scenario.seed, sample.uid, turn.end_tokens, 1])
+        return tuple(draws.integers(0, vocabulary, turn.observation_tokens).tolist())
+
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
         responses = schedule.workload.responses
         follows = config.forced_acceptance or config.recorded_tokens
@@ -344,6 +344,8 @@ def replay(
                 prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0),
                 answers,
                 prompts=schedule.prompts,
+                agents=schedule.agents,
+                answer_ids=answer_ids,
             )
             for i in range(schedule.units)
         ]
@@ -509,6 +511,17 @@ def _as_trace(
     }
     if "reward" in prepared.trace.table.column_names:
         columns["reward"] = [responses[sample.uid].reward for sample in samples]
+    if prepared.has_turns:
+        turns = [
+            [t for t in responses[r.sample.uid].turns if t.end_tokens < r.tokens] for r in rollouts
+        ]
+        ends = [
+            [0, *(t.end_tokens for t in of), r.tokens]
+            for of, r in zip(turns, rollouts, strict=True)
+        ]
+        columns["turn_tokens"] = [np.diff(each).tolist() for each in ends]
+        columns["turn_environment_s"] = [[t.environment_s for t in of] for of in turns]
+        columns["turn_observation_tokens"] = [[t.observation_tokens for t in of] for of in turns]
     return Trace.from_columns(
         columns,
         TraceMetadata(

@@ -168,6 +168,11 @@ class SimulatedWorker:
         self._is_lent = False  # its absence is no loss
 
     @property
+    def now_s(self) -> float:
+        """The time of the engine's boundary."""
+        return float(self.engine.now_s)
+
+    @property
     def generated_total(self) -> int:
         """Tokens since the start, with all drafters."""
         return sum(engine.generated_total for engine in self.engines)

@@ -34,6 +34,8 @@ from tests.runtime.test_worker import (
     ReferenceWorker,
     lengths,
     number_requests,
+    roomier,
+    turns_of,
 )
 
 TICKS = one_second_a_pass()
@@ -103,8 +105,8 @@ def timelines(waits, modes=MODES):
     return st.tuples(planned, reactions)
 
 
-def compare_with_the_rule(tables, limits, load_s, timeline):
-    commands, after_end, samples = number_requests(*timeline, lambda uid, response: ())
+def compare_with_the_rule(tables, limits, load_s, timeline, turns=lambda uid, response: ()):
+    commands, after_end, samples = number_requests(*timeline, turns)
     reference = ReferenceWorker(ReferenceEngine(tables, limits), load_s, after_end)
     reference.run(commands)
     real = rig(limits, tables, load_s)
@@ -186,6 +188,25 @@ def test_whatever_is_asked_and_whenever_a_real_loop_does_it_by_the_written_rule(
 ):
     """I4: the loop around a real engine follows the rule of a simulated worker."""
     compare_with_the_rule(TABLES, limits, load_s, timeline)
+
+
+def caching(limits: Limits) -> Limits:
+    """With room for what environments say. As vLLM holds no blocks of a request that has ended, a turn finds its context in the
+    prefix cache, or not at all."""
+    return roomier(limits)._replace(prefix_caching=True)
+
+
+@examples(50)
+@given(
+    any_limits,
+    timelines(st.one_of(st.just(0.0), st.floats(0, 0.6)), MODES + RETRIES),
+    st.sampled_from([0.02, 0.3]),
+)
+def test_what_waits_for_environments_follows_the_written_rule_in_a_real_loop_too(
+    limits, timeline, load_s
+):
+    """I4: each turn is a request of the engine, and the worker does as a simulated one."""
+    compare_with_the_rule(TABLES, caching(limits), load_s, timeline, turns_of)
 
 
 AN_ENGINE_OF_ONE = Limits(

@@ -2,9 +2,10 @@
 reports.
 
 Invariant: commands take effect in order at the first boundary between two steps after their
-arrival, at once if the engine is idle. Every token of a request is reported once, with the weights
-that generated it, and before the report of an event that follows it (the request's end, a weight
-load).
+arrival, at once if the engine is idle. New weights are loaded when no pass is in flight: with
+asynchronous scheduling, the pass that was scheduled ahead ends first, under the old ones. Every
+token of a request is reported once, with the weights that generated it, and before the report of an
+event that follows it (the request's end, a weight load).
 
 Messages are plain data, sent over a pipe between processes or by Ray. Times are `time.monotonic()`
 of this process. Tokens are reported with events, and otherwise every `REPORT_EVERY_S`: the bound on
@@ -28,7 +29,13 @@ from typing import Any, NamedTuple, Protocol
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.worker import LoadMode
 from simrl_replay.proposer import DrafterSetup, Forced
-from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, VllmEngine, explained
+from simrl_replay.vllm_adapter import (
+    EngineCounters,
+    EngineSettings,
+    Progress,
+    VllmEngine,
+    explained,
+)
 
 REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
 
@@ -437,7 +444,10 @@ class Host:
         progress = self._engine.step()
         if self._slowdown > 1.0:
             time.sleep((time.monotonic() - started_s) * (self._slowdown - 1.0))
-        now_s = time.monotonic()
+        self._take(progress, time.monotonic())
+
+    def _take(self, progress: Sequence[Progress], now_s: float) -> None:
+        """Give requests the tokens of a pass, and let those go that have ended, or ended a turn."""
         for gained in progress:
             request = self._by_engine_id.get(gained.request_id)
             if request is None:
@@ -463,6 +473,7 @@ class Host:
         waiting = len(self._loads)
         while self._loads and (self._loads[0].running != "drain" or self._engine.running == 0):
             load = self._loads.popleft()
+            self._take(self._engine.settle(), time.monotonic())
             now_s = time.monotonic()
             for request in self._requests.values():
                 self._tell_tokens(request, now_s)
@@ -491,6 +502,7 @@ class Host:
         self._slowdown = 1.0
         if self._engine.unfinished:
             self._engine.step()  # lets the engine see what was aborted
+        self._engine.settle()
         if self._engine.drafter is not None:
             self._engine.drafter.configure(DrafterSetup())
         self._engine.recompute_running()

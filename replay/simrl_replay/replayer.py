@@ -147,8 +147,15 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "its drafter is trained while it runs, which engines here cannot; set adaptive: false",
         ),
         (
-            prepared.limits.async_scheduling,
-            "engines here schedule no pass ahead (engine.async_scheduling); set it to false",
+            prepared.limits.async_scheduling and drafts is not None,
+            "it drafts when a pass is over, and with engine.async_scheduling the next one is scheduled by then; set it to "
+            "false",
+        ),
+        (
+            prepared.limits.async_scheduling
+            and prepared.scenario.cluster.tp > 1
+            and config.device == "cpu",
+            "on a CPU, engines of several ranks schedule no pass ahead; set engine.async_scheduling=false, or cluster.tp=1",
         ),
         (
             prepared.judge is not None,
@@ -236,6 +243,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization
         / config.engines_per_gpu,
         prefix_caching=limits.prefix_caching,
+        async_scheduling=limits.async_scheduling,
         recorded=config.recorded_tokens,
         graphs=config.graphs,
     )

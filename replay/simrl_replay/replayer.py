@@ -25,7 +25,7 @@ from simrl.errors import InputError, StoppedError, broken
 from simrl.interrupts import ctrl_c_waits
 from simrl.result.result import Result
 from simrl.runtime.rollout import Rollout
-from simrl.simulate.prepare import Prepared
+from simrl.simulate.prepare import Prepared, longest_allowed
 from simrl.simulate.run import Schedule
 from simrl.trace.trace import Response, Sample, Trace, TraceMetadata, Turn
 from simrl_replay.clock import WallClock
@@ -162,8 +162,10 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "judges are not replayed; use judge=null, and training.reward_s for its seconds",
         ),
         (
-            prepared.costs.evaluate_every > 0 or prepared.scenario.evaluation is not None,
-            "evaluations (evaluation, training.evaluate_every) are not replayed; leave them out",
+            follows_trace(config)
+            and prepared.scenario.evaluation is not None
+            and prepared.scenario.evaluation.lengths is not None,
+            "responses follow the tokens of the workload's trace, and evaluation.lengths has others; leave it out",
         ),
         (
             config.forced_acceptance
@@ -183,6 +185,11 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         raise InputError(f"{prepared.scenario.file}: {system.label} cannot be replayed: {wrong}")
     if config.dummy_weights and config.weights:
         raise InputError("--dummy and --weights exclude each other: dummy weights have no versions")
+
+
+def follows_trace(config: ReplayConfig) -> bool:
+    """Return whether the trace's own tokens are needed."""
+    return config.recorded_tokens or config.forced_acceptance
 
 
 def check_engine(config: ReplayConfig) -> None:
@@ -214,9 +221,18 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
                 synthetic=config.dummy_weights and not config.recorded_tokens,
             )
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
-    prompt_tokens = trace.column("prompt_tokens") + trace.observation_tokens()
+    traces = [each for each in (trace, prepared.evaluation_trace) if each is not None]
     capacity = limits.kv_blocks * limits.block_size
-    longest = int((prompt_tokens + trace.column("response_tokens")).max())
+    longest = max(
+        int(
+            (
+                each.column("prompt_tokens")
+                + each.observation_tokens()
+                + each.column("response_tokens")
+            ).max()
+        )
+        for each in traces
+    )
     if capacity < longest + 2 * drafted:
         raise InputError(
             f"engine.kv_cache_tokens: {capacity} tokens do not hold the longest sample ({longest}"
@@ -228,9 +244,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         block_size=limits.block_size,
-        max_model_len=min(
-            int(prompt_tokens.max()) + trace.metadata.cap_tokens + 2 * drafted, capacity
-        ),
+        max_model_len=min(max(map(longest_allowed, traces)) + 2 * drafted, capacity),
         kv_blocks=limits.kv_blocks,
         tp=prepared.scenario.cluster.tp,
         device="cuda" if config.device == "cuda" else "cpu",
@@ -333,8 +347,7 @@ def replay(
 
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
         responses = schedule.workload.responses
-        follows = config.forced_acceptance or config.recorded_tokens
-        answers = answers_of(prepared, responses) if follows else None
+        answers = answers_of(prepared, responses) if follows_trace(config) else None
         return [
             VllmWorker(
                 env,
@@ -354,6 +367,7 @@ def replay(
                 prompts=schedule.prompts,
                 agents=schedule.agents,
                 answer_ids=answer_ids,
+                evaluates=(prepared.costs.evaluate_every, prepared.costs.evaluate_s),
             )
             for i in range(schedule.units)
         ]
@@ -391,7 +405,11 @@ def replay(
         "happened": happened,
     }
     result = replace(result, metadata={**result.metadata, "replay": facts})
-    rollouts = [rollout for rollout in schedule.recorder.rollouts() if rollout.done]
+    rollouts = [
+        rollout
+        for rollout in schedule.recorder.rollouts()
+        if rollout.done and not rollout.sample.is_evaluation
+    ]
     return Measured(
         result,
         _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None,

@@ -44,12 +44,14 @@ MOST_RESTARTS = 3
 
 
 class _Load(NamedTuple):
-    """A weight load sent to the engine; `event` is None for a load after a restart."""
+    """A weight load sent to the engine; `event` is None for a load after a restart. The last
+    `evaluate_s` of what it takes are an evaluation of which only the seconds are known."""
 
     version: int
     event: simpy.Event | None
     held_s: float
     starts_over: bool = False
+    evaluate_s: float = 0.0
 
 
 class VllmWorker:
@@ -63,7 +65,8 @@ class VllmWorker:
     for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an
     oracle drafter's inputs for a sample. With a `stop_token`, a response is done when it has that
     token; its length in `responses` is the upper bound. `agents` has the tool slots and deadlines of
-    all workers; `answer_ids` gives the tokens of an environment's answer to a turn.
+    all workers; `answer_ids` gives the tokens of an environment's answer to a turn. `evaluates`:
+    updates between evaluations that only take time, and that time.
     """
 
     def __init__(
@@ -86,6 +89,7 @@ class VllmWorker:
         prompts: PromptKeys | None = None,
         agents: Agents | None = None,
         answer_ids: Callable[[Sample, Turn], tuple[int, ...]] | None = None,
+        evaluates: tuple[int, float] = (0, 0.0),
     ) -> None:
         self.policy_version, self.groups = 0, None
         self.index = index
@@ -106,6 +110,7 @@ class VllmWorker:
         self._tell = tell
         self._setup = setup
         self._held_load_s = held_load_s
+        self._evaluates = evaluates
         self._forced = forced
         self._stop_token = stop_token
         self._prompts = prompts or PromptKeys()
@@ -123,6 +128,7 @@ class VllmWorker:
         self._watched: dict[int, simpy.Event] = {}
         self._loads: dict[int, _Load] = {}
         self._busy_since_s: float | None = None
+        self._busy_kind = "rollout"
         self._tokens_before = 0
         self._asked_version = 0
         self._heard_s = 0.0
@@ -346,8 +352,12 @@ class VllmWorker:
         self, version: int, running: LoadMode, event: simpy.Event | None, retry_s: float = 0.0
     ) -> None:
         key, folder = self._key(), self._weights(version)
-        held_s = self._held_load_s + self.load_delay_s
-        self._loads[key] = _Load(version, event, held_s, running == "start_over")
+        before = [self.policy_version, *(load.version for load in self._loads.values())][-1]
+        every, evaluate_s = self._evaluates
+        if event is None or not every or version // every == before // every:
+            evaluate_s = 0.0
+        held_s = self._held_load_s + self.load_delay_s + evaluate_s
+        self._loads[key] = _Load(version, event, held_s, running == "start_over", evaluate_s)
         self._command(host.LoadWeights(key, version, folder, running, held_s, retry_s))
 
     def _command(self, command: host.Command) -> None:
@@ -376,9 +386,13 @@ class VllmWorker:
         for report in reports:
             match report:
                 case host.Begun(number, at_s):
-                    self._requests[number].started_s = self._time_s(at_s)
+                    request = self._requests[number]
+                    request.started_s = self._time_s(at_s)
                     self._away.discard(number)
-                    self._open_rollout_span(self._time_s(at_s))
+                    evaluates = request.sample.is_evaluation
+                    self._open_rollout_span(
+                        request.started_s, "evaluate" if evaluates else "rollout"
+                    )
                 case host.Paused(number, at_s):
                     self._pause(self._requests[number], self._time_s(at_s))
                 case host.Gained():
@@ -409,7 +423,8 @@ class VllmWorker:
 
     def _loaded(self, report: host.Loaded) -> None:
         load = self._loads.pop(report.key)
-        started_s, finished_s = self._time_s(report.started_s), self._time_s(report.finished_s)
+        started_s, back_s = self._time_s(report.started_s), self._time_s(report.finished_s)
+        finished_s = back_s - load.evaluate_s
         if load.event is None:
             self._has_weights_again(WeightLoad(load.version, started_s, finished_s))
             return
@@ -423,8 +438,10 @@ class VllmWorker:
         self._close_rollout_span(started_s)
         self.policy_version = load.version
         self._recorder.span(self.index, "load_weights", started_s, finished_s, load.version)
+        if load.evaluate_s:
+            self._recorder.span(self.index, "evaluate", finished_s, back_s, load.version)
         if rolling:
-            self._open_rollout_span(finished_s)
+            self._open_rollout_span(back_s, self._busy_kind)
         load.event.succeed(WeightLoad(load.version, started_s, finished_s))
 
     def _answered(self, report: host.Reached) -> None:
@@ -472,16 +489,20 @@ class VllmWorker:
             self.on_done(rollout)
         return rollout
 
-    def _open_rollout_span(self, at_s: float) -> None:
+    def _open_rollout_span(self, at_s: float, kind: str) -> None:
+        """Begin a span of generation, if there is none: of kind "evaluate" until a request of
+        training enters."""
+        if self._busy_kind == "evaluate" != kind:
+            self._close_rollout_span(at_s)
         if self._busy_since_s is None:
-            self._busy_since_s = at_s
+            self._busy_since_s, self._busy_kind = at_s, kind
             self._tokens_before = self.generated_total
 
     def _close_rollout_span(self, at_s: float) -> None:
         if self._busy_since_s is not None:
             tokens = self.generated_total - self._tokens_before
             self._recorder.span(
-                self.index, "rollout", self._busy_since_s, at_s, self.policy_version, tokens
+                self.index, self._busy_kind, self._busy_since_s, at_s, self.policy_version, tokens
             )
             self._busy_since_s = None
 

@@ -20,8 +20,7 @@ class EngineRequest(WorkerRequest):
     """A sample at a vLLM engine, from `submit` to its end there. Its `rollout` ends with the last
     closed segment.
 
-    `is_leaving`: an abort is on its way; `is_killed`: the response then counts as done.
-    `ended_by_itself`: the engine, not an abort, ended it.
+    `is_leaving`: an abort is on its way. `ended_by_itself`: the engine, not an abort, ended it.
     """
 
     def __init__(
@@ -33,7 +32,7 @@ class EngineRequest(WorkerRequest):
         self.first_token_s = before.first_token_s
         self.until_s = 0.0  # time of its last reported token
         self.drafts: Drafts = (0, 0, 0, 0)
-        self.is_leaving = self.is_killed = self.ended_by_itself = False
+        self.is_leaving = self.ended_by_itself = False
 
     @property
     def is_whole(self) -> bool:

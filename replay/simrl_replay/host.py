@@ -76,6 +76,14 @@ class Abort(NamedTuple):
     number: int
 
 
+class Kill(NamedTuple):
+    """End a request whose response then counts as done; report when it has a token, if it has
+    none."""
+
+    key: int
+    number: int
+
+
 class LoadWeights(NamedTuple):
     """Load weights from a folder; the load takes `held_s` longer than needed. With a `retry_s`,
     requests that recompute or start over are aborted, and come back so long afterwards."""
@@ -136,6 +144,7 @@ Command = (
     Begin
     | Resume
     | Abort
+    | Kill
     | LoadWeights
     | Watch
     | Ask
@@ -191,13 +200,14 @@ class Paused(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """End of a request, `whole` if it has all its tokens. `drafts`: drafted, accepted,
-    verifications, verified tokens."""
+    """End of a request, `whole` if it has all its tokens, `killed` by `Kill`. `drafts`: drafted,
+    accepted, verifications, verified tokens."""
 
     number: int
     at_s: float
     whole: bool
     drafts: tuple[int, int, int, int]
+    killed: bool = False
 
 
 class Loaded(NamedTuple):
@@ -347,9 +357,12 @@ class Host:
                     self._add(request)
             case Abort(number):
                 if number in self._requests:
-                    self._abort(self._requests[number])
-                    self._end(self._requests[number], time.monotonic(), whole=False)
-                    self._load_what_may()
+                    self._abort_for_good(self._requests[number])
+            case Kill(key, number):
+                if number in self._requests and self._requests[number].have == 0:
+                    self._requests[number].watches.append((1, key))
+                elif number in self._requests:
+                    self._abort_for_good(self._requests[number], killed=True)
             case LoadWeights():
                 self._loads.append(command)
                 self._load_what_may()
@@ -399,6 +412,11 @@ class Host:
             begin.salt,
         )
         self._reports.append(Begun(begin.number, time.monotonic()))
+
+    def _abort_for_good(self, request: _RunningRequest, killed: bool = False) -> None:
+        self._abort(request)
+        self._end(request, time.monotonic(), whole=False, killed=killed)
+        self._load_what_may()
 
     def _abort(self, request: _RunningRequest) -> None:
         """Take a request out of the engine, if it is there."""
@@ -514,9 +532,11 @@ class Host:
 
     # Reports.
 
-    def _end(self, request: _RunningRequest, now_s: float, whole: bool) -> None:
+    def _end(
+        self, request: _RunningRequest, now_s: float, whole: bool, killed: bool = False
+    ) -> None:
         self._tell_tokens(request, now_s)
-        self._reports.append(Ended(request.number, now_s, whole, self._drafts(request)))
+        self._reports.append(Ended(request.number, now_s, whole, self._drafts(request), killed))
         self._forget(request)
 
     def _forget(self, request: _RunningRequest) -> None:

@@ -162,9 +162,8 @@ class VllmWorker:
         had = tuple(request.token_ids)
         forced = self._forced(sample) if self._forced else None
         self._turns.begin_deadline(request)
-        ready_s = before.environment_until_s
-        waits = self._turns.wait(request, ready_s, lambda: self._resume(request))
-        if waits:
+        until_s = before.environment_until_s
+        if waits := self._turns.wait(request, until_s, lambda: self._resume(request)):
             self._away.add(request.number)
         self._command(
             host.Begin(
@@ -228,7 +227,9 @@ class VllmWorker:
         event = self._env.event()
         request = self._here.get(sample.uid)
         if request is not None:
-            self.watch(request, tokens, event)
+            key = self._key()
+            self._watched[key] = event
+            self._command(host.Watch(key, request.number, tokens))
         return event
 
     def progress(self, samples: Sequence[Sample]) -> simpy.Event:
@@ -277,17 +278,10 @@ class VllmWorker:
     def is_here(self, request: EngineRequest) -> bool:
         return self._requests.get(request.number) is request and not request.is_leaving
 
-    def tokens_of(self, request: EngineRequest) -> int:
-        return len(request.token_ids)
-
-    def watch(self, request: EngineRequest, tokens: int, event: simpy.Event) -> None:
+    def kill(self, request: EngineRequest, at_first_token: simpy.Event) -> None:
         key = self._key()
-        self._watched[key] = event
-        self._command(host.Watch(key, request.number, tokens))
-
-    def finish_early(self, request: EngineRequest, done: bool) -> None:
-        request.is_leaving, request.is_killed = True, done
-        self._command(host.Abort(request.number))
+        self._watched[key] = at_first_token
+        self._command(host.Kill(key, request.number))
 
     def _pause(self, request: EngineRequest, at_s: float) -> None:
         """End a turn; the next one begins when the environment has answered."""
@@ -397,11 +391,10 @@ class VllmWorker:
                     self._pause(self._requests[number], self._time_s(at_s))
                 case host.Gained():
                     self._gained(report)
-                case host.Ended(number, at_s, whole, drafts):
-                    request = self._requests[number]
-                    request.drafts, request.ended_by_itself = drafts, whole
-                    self._rest(request, self._time_s(at_s))
-                    request.event.succeed(self._finished(request, self._time_s(at_s)))
+                case host.Ended():
+                    request = self._requests[report.number]
+                    self._rest(request, self._time_s(report.at_s))
+                    request.event.succeed(self._finished(request, report))
                 case host.Loaded():
                     self._loaded(report)
                 case host.Reached():
@@ -464,19 +457,21 @@ class VllmWorker:
         if not self._requests.keys() - self._away:
             self._close_rollout_span(at_s)
 
-    def _finished(self, request: EngineRequest, at_s: float) -> Rollout:
-        """Return the rollout of a request that the engine has ended. One that was cut at the end of
-        a turn calls its tool."""
-        by_stop = self._stop_token is not None and request.token_ids[-1:] == [self._stop_token]
-        done = request.ended_by_itself and (request.is_whole or by_stop)
-        done = done or (request.is_killed and bool(request.token_ids))
-        turn = request.turn_at(request.length) if request.ended_by_itself and not done else None
-        if done and request.response.turns:
+    def _finished(self, request: EngineRequest, end: host.Ended) -> Rollout:
+        """Return the rollout of a request that has left the engine for good. One that was cut at the
+        end of a turn calls its tool."""
+        request.drafts, request.ended_by_itself = end.drafts, end.whole
+        at_s, by_stop = self._time_s(end.at_s), request.token_ids[-1:] == [self._stop_token]
+        done = end.whole and (request.is_whole or by_stop)
+        turn = request.turn_at(request.length) if end.whole and not done else None
+        if end.killed:
+            self._turns.killed(request, at_s)
+        elif done and request.response.turns:
             self._turns.ended(request, at_s)
-        if turn is not None:
+        elif turn is not None:
             request.close_segment(self.index, self.policy_version, at_s)
             self._turns.call_tool(request, turn, at_s, lambda: None)
-        return self._ended(request, done)
+        return self._ended(request, done or end.killed)
 
     def _ended(self, request: EngineRequest, done: bool) -> Rollout:
         del self._requests[request.number]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class TurnWorker(Protocol):
-    """A worker as `Turns` needs it. `request` is a `WorkerRequest` of the worker's own kind."""
+    """A worker as `Turns` needs it."""
 
     @property
     def now_s(self) -> float:
@@ -44,16 +44,11 @@ class TurnWorker(Protocol):
         send commands that do."""
 
     def is_here(self, request: Any) -> bool:
-        """Return whether a request has not left, and is not about to."""
+        """Return whether a request of this worker has not left, and is not about to."""
 
-    def tokens_of(self, request: Any) -> int:
-        """Return the tokens of a request's response, as far as they are known here."""
-
-    def watch(self, request: Any, tokens: int, event: simpy.Event) -> None:
-        """Let an event fire when the response of a request has `tokens`."""
-
-    def finish_early(self, request: Any, done: bool) -> None:
-        """End a request before its length; its response is then `done`, or to be continued."""
+    def kill(self, request: Any, at_first_token: simpy.Event) -> None:
+        """End the trajectory of a request as it is, and call `Turns.killed`. If it has no token, let
+        `at_first_token` fire when it has one."""
 
 
 class Turns:
@@ -127,22 +122,15 @@ class Turns:
 
     def _due(self, request: WorkerRequest) -> None:
         if self._worker.is_here(request):
-            self._worker.command(partial(self._kill, request))
+            at_first_token = self._env.event()
+            on_fire(at_first_token, lambda _: self._due(request))
+            self._worker.command(partial(self._worker.kill, request, at_first_token))
 
-    def _kill(self, request: WorkerRequest) -> None:
-        """End a trajectory as it is; one without a token ends at its first."""
-        if not self._worker.is_here(request):
-            return
-        if self._worker.tokens_of(request) == 0:
-            event = self._env.event()
-            on_fire(event, lambda _: self._due(request))
-            self._worker.watch(request, 1, event)
-            return
+    def killed(self, request: WorkerRequest, now_s: float) -> None:
+        """Note that a trajectory has been ended by its deadline."""
         self._agents.figures.killed += 1
-        now_s = self._worker.now_s
         self.ended(request, now_s)
         self.stop(request, now_s)
-        self._worker.finish_early(request, True)
 
 
 class Pauses(Turns):

@@ -557,6 +557,14 @@ class SimulatedWorker:
             self.engine.now_s += self._drafting.load_s
             self._span("load_drafter", self.engine.now_s - self._drafting.load_s, self.engine.now_s)
 
+    def kill(self, request: WorkerRequest, at_first_token: simpy.Event) -> None:
+        """End the trajectory of a request as it is; one without a token goes on to its first."""
+        if self.is_here(request) and self.tokens_of(request) == 0:
+            self.watch(request, 1, at_first_token)
+        elif self.is_here(request):
+            self._pauses.killed(request, self.now_s)
+            self.finish_early(request, True)
+
     def is_here(self, request: WorkerRequest) -> bool:
         """Return whether a request has not left."""
         return self._requests.get(request.sample.uid) is request

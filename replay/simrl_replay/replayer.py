@@ -148,8 +148,7 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         ),
         (
             prepared.limits.async_scheduling and drafts is not None,
-            "it drafts when a pass is over, and with engine.async_scheduling the next one is scheduled by then; set it to "
-            "false",
+            "it drafts when a pass is over, and the next one is scheduled by then; set engine.async_scheduling=false",
         ),
         (
             prepared.limits.async_scheduling

@@ -161,7 +161,7 @@ def counts_beside(predicted: Result, measured: Result) -> list[str]:
         lines.append(
             f"Between turns: {real['in_tools_s']:,.1f} s in tools (predicted {of['in_tools_s']:,.1f}), "
             f"{real['waiting_for_tool_slots_s']:,.1f} s of waiting for a tool slot ({of['waiting_for_tool_slots_s']:,.1f}), "
-            f"{real['killed']:,} trajectories ended by the deadline ({of['killed']:,})"
+            f"ended by the deadline: {real['killed']:,} ({of['killed']:,})"
         )
     return lines
 

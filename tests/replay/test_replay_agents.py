@@ -68,7 +68,7 @@ def prepared(config: ReplayConfig) -> Prepared:
                 "kv_cache_tokens": 4096,
                 "async_scheduling": True,
             },
-            agents={"tool_slots": 3, "deadline_s": 30.0},
+            agents={"tool_slots": 1, "deadline_s": 30.0},
             evaluation={"every": 1, "prompts": 1, "samples": 2},
         )
     )
@@ -179,19 +179,14 @@ def test_a_replay_of_agents_and_evaluations_decides_as_predicted_and_finds_the_s
     predicted = simulate_prepared(prepared)
     measured = replay(prepared, fleet, config)
     assert measured.stopped is None and measured.trace is not None
-    names = "prompt_id", "sample", "epoch", "status", "response_tokens"
+    names = "prompt_id", "sample", "epoch", "status", "generated_tokens"
     rows = [
         sorted(zip(*(each.samples[name].to_pylist() for name in names), strict=True))
         for each in (predicted, measured.result)
     ]
     assert rows[0] == rows[1] and {row[3] for row in rows[0]} >= {"trained", "evaluation"}
-    kinds = {
-        kind: tokens
-        for kind, tokens in zip(
-            *(measured.result.spans[name].to_pylist() for name in ("kind", "tokens")), strict=True
-        )
-    }
-    assert kinds.keys() >= {"rollout", "evaluate", "load_weights"}
+    kinds = set(measured.result.spans["kind"].to_pylist())
+    assert kinds >= {"rollout", "evaluate", "load_weights"}
     cache, [engine] = (
         predicted.metadata["prefix_cache"],
         measured.result.metadata["replay"]["engines"],

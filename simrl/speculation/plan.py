@@ -526,7 +526,14 @@ def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> D
     if gate == "batch" or isinstance(gate, Toggle):
         kv_tokens = typical_context_tokens(deployment.trace)
         window = plan.speculation.window.rule
-        largest = batch_gate(deployment.profile, times, window, kv_tokens, max_num_seqs)
+        largest = batch_gate(
+            deployment.profile,
+            times,
+            window,
+            kv_tokens,
+            max_num_seqs,
+            deployment.max_num_batched_tokens,
+        )
     return DraftCosts(times.sequences, times.round_s, times.step_s, largest)
 
 

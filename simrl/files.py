@@ -279,8 +279,8 @@ def write_parquet(table: pa.Table, path: Path, key: bytes, metadata: BaseModel) 
         )
 
 
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write a table (zstd) with page checksums, for other readers, and a seal."""
+def write_table(table: pa.Table, path: Path) -> str:
+    """Write a table (zstd) with page checksums, for other readers, and return its seal."""
     with pq.ParquetWriter(
         path, table.schema, compression="zstd", write_page_checksum=True
     ) as writer:
@@ -292,6 +292,12 @@ def write_table(table: pa.Table, path: Path) -> None:
         assert place is not None
         file.seek(place[0])
         file.write(digest.encode())
+    return digest
+
+
+def seal_of(path: Path) -> str | None:
+    """Return the seal of a Parquet file; None if it has none, or no footer."""
+    return None if (seal := _seal(path)) is None else seal[1].decode()
 
 
 def _seal(path: Path) -> tuple[int, bytes] | None:

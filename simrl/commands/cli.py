@@ -40,6 +40,7 @@ from simrl.commands import (
 from simrl.commands.acceptance import acceptance
 from simrl.commands.command import add_command
 from simrl.errors import InputError, StoppedError, brief, first_line
+from simrl.interrupts import hear_again
 from simrl.trace.importers.sources import known_sources
 from simrl.validation import number_meant, right
 
@@ -286,6 +287,7 @@ def main(commands: typer.Typer | None = None) -> None:
     warnings.filterwarnings(
         "ignore", "Glyph .* missing from", UserWarning
     )  # a picture has boxes in place of them
+    sys.unraisablehook = hear_again
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(

@@ -55,6 +55,7 @@ _AMOUNT: Any = Annotated[float, Field(ge=0, le=LARGEST)]
 _SOURCE: Any = _facts((str, "kind source"))
 _DRAFTS = _facts((str, "method"), (str | _SOURCE, "acceptance"), (_SOURCE, "draft_times"))
 _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
+    (GenericAlias(dict, (str, str)), "tables?"),
     (
         str,
         "label? system? variant? scenario?.model scenario?.system.name scenario?.cluster.gpu speculation?.method",

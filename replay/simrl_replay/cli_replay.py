@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simrl.errors import InputError
 from simrl_replay.cli_measure import Dummy, StartDeadline
+
+if TYPE_CHECKING:
+    from simrl.scenario.model import Scenario
+    from simrl.simulate.prepare import Prepared
 
 EXAMPLE = (
     "Examples:  simrl replay experiments/replay_cpu.yaml --workers 1 --device cpu   |   "
@@ -73,6 +78,13 @@ def replay(
         typer.Option(min=0.1, help="seconds without a step after which an engine counts as hung"),
     ] = 60.0,
     start_deadline: StartDeadline = 600.0,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train",
+            help="train for real, in a process of its own; without it, training takes the predicted time",
+        ),
+    ] = False,
     repeats: Annotated[
         int,
         typer.Option(
@@ -93,7 +105,7 @@ def replay(
 
     The pipeline, dispatch and drafter objects of the simulation run here on the wall clock: lengths
     come from the trace, tokens are really generated, weights really loaded; training takes the
-    predicted time.
+    predicted time, or is real with --train.
     """
     from simrl.simulate.prepare import prepare
     from simrl_replay.replayed import (
@@ -112,7 +124,11 @@ def replay(
     chosen = chosen_scenario(scenario, overrides or [], system, dispatch, speculation)
     if chosen.profile.path is not None:
         chosen = with_measured_loads(chosen, chosen.profile.path)
-    prepared, changes = replayed_form(with_workers(prepare(chosen), workers))
+
+    def form(each: Scenario) -> tuple[Prepared, list[str]]:
+        return replayed_form(with_workers(prepare(each), workers))
+
+    prepared, changes = form(chosen)
     for change in changes:
         print(f"note: {prepared.system.label} as it is replayed: {change}", file=sys.stderr)
     config = ReplayConfig(
@@ -127,6 +143,15 @@ def replay(
         step_deadline_s=step_deadline,
         start_deadline_s=start_deadline,
     )
-    measure_and_show(
-        prepared, config, output or default_folder(chosen, prepared.workers), ray, repeats, as_json
-    )
+    if train:
+        from simrl_replay.trained import check_trainable, follows
+
+        if ray is not None:
+            raise InputError(
+                f"--ray {ray} and --train: weights go through a folder of this machine; leave --ray out"
+            )
+        check_trainable(prepared, config)
+        config = dataclasses.replace(config, recorded_tokens=follows(prepared, config))
+    folder = output or default_folder(chosen, prepared.workers)
+    trained_form = (lambda each: form(each)[0]) if train else None
+    measure_and_show(prepared, config, folder, ray, repeats, as_json, trained_form)

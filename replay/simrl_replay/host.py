@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from simrl.errors import InputError, StoppedError
@@ -31,6 +32,7 @@ from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, VllmEngine, explained
 
 REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
+LOOK_EVERY_S = 0.002  # for awaited weights; a load takes longer
 
 # Commands.
 
@@ -57,7 +59,8 @@ class Abort(NamedTuple):
 
 class LoadWeights(NamedTuple):
     """Load weights from a folder; the load takes `held_s` longer than needed. With a `retry_s`,
-    requests that recompute or start over are aborted, and come back so long afterwards."""
+    requests that recompute or start over are aborted, and come back so long afterwards. A folder
+    that is being written is awaited for at most `awaited_s`; no token is generated meanwhile."""
 
     key: int
     version: int
@@ -65,6 +68,7 @@ class LoadWeights(NamedTuple):
     running: LoadMode
     held_s: float
     retry_s: float = 0.0
+    awaited_s: float = 0.0
 
 
 class Watch(NamedTuple):
@@ -403,6 +407,8 @@ class Host:
             aborted = self._abort_all(load, now_s)
             if load.running != "keep":
                 self._engine.recompute_running()
+            while time.monotonic() < now_s + load.awaited_s and not Path(load.folder).exists():
+                time.sleep(LOOK_EVERY_S)
             self._engine.load_weights(load.folder)
             if load.held_s:
                 time.sleep(load.held_s)

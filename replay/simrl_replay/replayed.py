@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simrl.analysis.agreement import Agreement, agree, method_without_drafts, repeat_spread
 from simrl.errors import InputError, StoppedError
@@ -48,6 +49,9 @@ from simrl_replay.replayer import (
 from simrl_replay.sized import gpus_for
 from simrl_replay.vllm_adapter import EngineSettings
 
+if TYPE_CHECKING:  # needs torch
+    from simrl_replay.trained import RealTraining
+
 
 def measure_and_show(
     prepared: Prepared,
@@ -56,8 +60,10 @@ def measure_and_show(
     ray: str | None,
     repeats: int,
     as_json: bool,
+    trained_form: Callable[[Scenario], Prepared] | None = None,
 ) -> None:
-    """Simulate, replay, write all results to `folder`, and print the agreement."""
+    """Simulate, replay, write all results to `folder`, and print the agreement. With a
+    `trained_form`, which prepares the scenario again, updates are real."""
     check_replayable(prepared, config)
     check_engine(config)
     settings = engine_settings(prepared, config)
@@ -70,11 +76,27 @@ def measure_and_show(
         prepared.profile.metadata, _timed_settings(settings, prepared.workers)
     ):
         notes.print(f"note: the {difference}")
-    with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
+    with (
+        ctrl_c_once(),
+        write_whole_folder(folder, MANIFEST) as temporary,
+        ExitStack() as held,
+    ):
+        (temporary / "logs").mkdir()
+        training: RealTraining | None = None
         compile_kernels(
             [prepared.limits.dp]
         )  # where Ctrl-C waits: within, it would end in a traceback of the compiler
-        predicted = simulate_prepared(prepared)
+        if trained_form is None:
+            predicted = simulate_prepared(prepared)
+        else:
+            from simrl_replay import trained
+
+            notes.print("the trainer starts, and its updates are measured …")
+            training = held.enter_context(
+                trained.real_training(prepared, config, temporary / "logs")
+            )
+            prepared = trained_form(trained.with_measured_training(prepared.scenario, training))
+            predicted = trained.predict(prepared)
         if method := method_without_drafts(predicted):
             notes.print(f"note: as predicted, {not_drafted(method)}")
         notes.print(
@@ -83,7 +105,7 @@ def measure_and_show(
         fleet = _start_engines(prepared, settings, config, ray, temporary / "logs", folder)
         notes.print("engines are up; replaying …")
         with fleet:
-            measured = _replays(prepared, fleet, config, repeats)
+            measured = _replays(prepared, fleet, config, repeats, training)
         agreements, text = _write(temporary, folder, predicted, measured)
     if as_json:
         print(text)
@@ -97,7 +119,14 @@ def measure_and_show(
             where = f", replay {number}" if len(measured) > 1 else ""
             for event in each.result.metadata["replay"]["happened"]:
                 print(f"At {event['at_s']:.1f} s{where}: {event['message']}.")
-        print(f"Training and rewards took the predicted time. Written to {folder}.")
+        if training is None:
+            took = "Training and rewards took the predicted time"
+        else:
+            first, bound = measured[0].result, prepared.system.off_policyness
+            Screen().print(trained.phases_table(trained.phases_of(predicted, first)))
+            say(Screen(), trained.versions_line(predicted, first, bound))
+            took = training.words
+        print(f"{took}. Written to {folder}.")
         if replaced:
             print(
                 "The results of an earlier replay there were replaced; --output names another folder."
@@ -117,7 +146,6 @@ def _start_engines(
 ) -> ReplayEngines:
     """Start the engines on this machine, or on the Ray cluster at the address `ray`; keep the logs
     of a failed start."""
-    logs.mkdir()
     if ray is not None:
         return ray_fleet(prepared.workers, settings, config, ray)
     try:
@@ -131,14 +159,20 @@ def _start_engines(
 
 
 def _replays(
-    prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig, repeats: int
+    prepared: Prepared,
+    fleet: ReplayEngines,
+    config: ReplayConfig,
+    repeats: int,
+    training: RealTraining | None,
 ) -> list[Measured]:
     """Replay on engines that stay up; what stops a replay ends the series."""
     measured: list[Measured] = []
     with progress_bar() as progress:
         task = progress.add_task("replaying: updates", total=repeats * prepared.scenario.steps)
         while len(measured) < repeats and not (measured and measured[-1].stopped):
-            measured.append(replay(prepared, fleet, config, lambda _: progress.advance(task)))
+            measured.append(
+                replay(prepared, fleet, config, lambda _: progress.advance(task), training)
+            )
     return measured
 
 
@@ -164,9 +198,12 @@ def _write(
         "errors": [asdict(each.errors) for each in agreements],
         "spread": spread and asdict(spread),
     }
-    text = json.dumps(
-        {"folder": str(folder), **agreements[0].as_json(), "repeats": repeats}, indent=1
-    )
+    facts = {"folder": str(folder), **agreements[0].as_json(), "repeats": repeats}
+    if "trained" in first.result.metadata["replay"]:
+        from simrl_replay.trained import phases_json
+
+        facts["phases"] = [phases_json(predicted, each.result) for each in measured]
+    text = json.dumps(facts, indent=1)
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
     save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")
     return agreements, text

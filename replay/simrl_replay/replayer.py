@@ -3,8 +3,8 @@ simulated workers.
 
 Invariant: everything but the rollout workers and the clock is the simulator's. Lengths are the
 trace's, tokens are really generated and weights really loaded; training and rewards take their
-simulated time, and the result records it. A stopped replay leaves the result up to then, and no
-process.
+simulated time, or are real too (`simrl_replay.trained`), and the result records which. A stopped
+replay leaves the result up to then, and no process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from simrl.result.result import Result
 from simrl.runtime.rollout import Rollout
 from simrl.simulate.prepare import Prepared
 from simrl.simulate.run import Schedule
-from simrl.trace.trace import Response, Trace, TraceMetadata
+from simrl.trace.trace import Response, Sample, Trace, TraceMetadata
 from simrl_replay.clock import WallClock
 from simrl_replay.host import Close, Command, Count, DraftCall, Reached, Report, Reset
 from simrl_replay.link import (
@@ -55,6 +55,9 @@ from simrl_replay.vllm_adapter import (
     vllm_version,
 )
 from simrl_replay.vllm_worker import VllmWorker
+
+if TYPE_CHECKING:  # needs torch, which other replays leave to their engines
+    from simrl_replay.trained import RealTraining
 
 
 @dataclass(frozen=True)
@@ -307,9 +310,10 @@ def replay(
     fleet: ReplayEngines,
     config: ReplayConfig,
     on_step: Callable[[int], None] | None = None,
+    training: RealTraining | None = None,
 ) -> Measured:
-    """Run the schedule on the fleet. The error that stops it (Ctrl-C, an engine that keeps dying)
-    is in the returned value."""
+    """Run the schedule on the fleet, and with a `training` its updates. The error that stops it
+    (Ctrl-C, an engine that keeps dying) is in the returned value."""
     check_replayable(prepared, config)
     setup = None
     if prepared.drafts is not None:
@@ -323,6 +327,18 @@ def replay(
         draws = np.random.default_rng([prepared.scenario.seed, prompt_id, tokens])
         return tuple(draws.integers(0, vocabulary, tokens).tolist())
 
+    def prompt_of(sample: Sample) -> tuple[int, ...]:
+        text = training.prompt_ids(sample) if training else None
+        return text or prompt_ids(sample.prompt_id, sample.prompt_tokens)
+
+    # Versions in writing are awaited as long as an engine may take to start; a pause for them is real.
+    held_s = prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0)
+    weights, awaited_s = config.folder, 0.0
+    if training is not None:
+        training.restart()
+        weights, awaited_s = training.weights, config.start_deadline_s
+        held_s = prepared.system.on_update.pause_s
+
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
         responses = schedule.workload.responses
         follows = config.forced_acceptance or config.recorded_tokens
@@ -334,22 +350,24 @@ def replay(
                 fleet.links[i],
                 partial(fleet.restart, i),
                 responses,
-                lambda sample: prompt_ids(sample.prompt_id, sample.prompt_tokens),
-                config.folder,
+                prompt_of,
+                weights,
                 schedule.recorder,
                 config.step_deadline_s,
                 config.start_deadline_s,
                 happened.append,
                 setup,
-                prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0),
+                held_s,
                 answers,
                 prompts=schedule.prompts,
+                awaited_s=awaited_s,
             )
             for i in range(schedule.units)
         ]
 
     env.restart()
-    schedule = Schedule(prepared, env, make_workers, on_step)
+    learners = partial(training.learners, prompt_of) if training else None
+    schedule = Schedule(prepared, env, make_workers, on_step, learners)
     workers = connected(schedule)
     if setup is not None and setup.kind == "history":
         history = _History(workers, prepared.trace, schedule.workload.responses)
@@ -371,15 +389,21 @@ def replay(
         "host": f"{platform.node()}, {platform.processor() or platform.machine()}",
         "weights": "dummy; loads were held for the predicted time, nothing was loaded"
         if config.dummy_weights
+        else "trained meanwhile, written to a folder, really loaded"
+        if training
         else f"{max(len(config.weights), 1)} versions from folders, really loaded",
         "temperature": config.temperature,
         "forced_acceptance": config.forced_acceptance,
         "recorded_tokens": config.recorded_tokens,
         "prompts": "token ids drawn at random, by seed and prompt_id, as long as the trace says",
-        "training": "held for as long as the simulator says; so are rewards",
+        "training": "real"
+        if training
+        else "held for as long as the simulator says; so are rewards",
         "engines": engines,
         "happened": happened,
     }
+    if training is not None:
+        facts["trained"] = training.facts(result)
     result = replace(result, metadata={**result.metadata, "replay": facts})
     rollouts = [rollout for rollout in schedule.recorder.rollouts() if rollout.done]
     return Measured(

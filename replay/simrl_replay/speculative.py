@@ -313,8 +313,13 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
         return None
     if isinstance(speculation.gate, Elastic):
         return speculation.gate
-    context, most_sequences = typical_context_tokens(prepared.trace), prepared.limits.max_num_seqs
+    limits = prepared.limits
     gate = batch_gate(
-        prepared.profile, plan.times, speculation.window.rule, context, most_sequences
+        prepared.profile,
+        plan.times,
+        speculation.window.rule,
+        typical_context_tokens(prepared.trace),
+        limits.max_num_seqs,
+        limits.max_num_batched_tokens,
     )
     return tuple(gate.tolist())

@@ -53,7 +53,8 @@ class VllmWorker:
     report for `deadline_s` while it has work, or for `start_deadline_s` while it starts or loads
     weights. `prompts` has the salts of prompts. `tell` gets the engine's losses, for the result; `on_done` gets every response;
     `on_back` is called when the engine is back, before anything is submitted to it. Loads are held
-    for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an
+    for `held_load_s` longer than they take, as dummy weights have none to load; weights that are
+    being written are awaited for `awaited_s`. `forced` gives an
     oracle drafter's inputs for a sample. With a `stop_token`, a response is done when it has that
     token; its length in `responses` is the upper bound.
     """
@@ -76,6 +77,7 @@ class VllmWorker:
         forced: Callable[[Sample], Forced] | None = None,
         stop_token: int | None = None,
         prompts: PromptKeys | None = None,
+        awaited_s: float = 0.0,
     ) -> None:
         self.policy_version, self.groups = 0, None
         self.index = index
@@ -99,6 +101,7 @@ class VllmWorker:
         self._forced = forced
         self._stop_token = stop_token
         self._prompts = prompts or PromptKeys()
+        self._awaited_s = awaited_s
         self._aborted: set[int] = set()  # requests that the engine has back later
         self._groups: dict[tuple[int, int, int], int] = {}  # numbers, for a drafter of siblings
         self._commands: list[host.Command] = []
@@ -284,7 +287,9 @@ class VllmWorker:
         key, folder = self._key(), self._weights(version)
         held_s = self._held_load_s + self.load_delay_s
         self._loads[key] = _Load(version, event, held_s, running == "start_over")
-        self._command(host.LoadWeights(key, version, folder, running, held_s, retry_s))
+        self._command(
+            host.LoadWeights(key, version, folder, running, held_s, retry_s, self._awaited_s)
+        )
 
     def _command(self, command: host.Command) -> None:
         """Queue a command: those of one instant are sent together, so that a batch does not begin

@@ -81,7 +81,6 @@ def measure_and_show(
         write_whole_folder(folder, MANIFEST) as temporary,
         ExitStack() as held,
     ):
-        (temporary / "logs").mkdir()
         training: RealTraining | None = None
         compile_kernels(
             [prepared.limits.dp]
@@ -92,6 +91,7 @@ def measure_and_show(
             from simrl_replay import trained
 
             notes.print("the trainer starts, and its updates are measured …")
+            (temporary / "logs").mkdir()
             training = held.enter_context(
                 trained.real_training(prepared, config, temporary / "logs")
             )
@@ -126,7 +126,7 @@ def measure_and_show(
             Screen().print(trained.phases_table(trained.phases_of(predicted, first)))
             say(Screen(), trained.versions_line(predicted, first, bound))
             took = training.words
-        print(f"{took}. Written to {folder}.")
+        say(Screen(), f"{took}. Written to {folder}.")
         if replaced:
             print(
                 "The results of an earlier replay there were replaced; --output names another folder."
@@ -146,6 +146,7 @@ def _start_engines(
 ) -> ReplayEngines:
     """Start the engines on this machine, or on the Ray cluster at the address `ray`; keep the logs
     of a failed start."""
+    logs.mkdir(exist_ok=True)
     if ray is not None:
         return ray_fleet(prepared.workers, settings, config, ray)
     try:

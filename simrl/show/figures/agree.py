@@ -57,8 +57,7 @@ def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) 
     """Draw both runs. The timeline of a long run shows `MOST_UPDATES` updates in its middle; the
     points below, all samples."""
     trained = "trained" in measured.metadata.get("replay", {})
-    apart = trained and any(lane.name == "train" for lane in spans(measured).lanes)
-    lanes = agreement.workers + apart
+    lanes = agreement.workers + (trained and "train" in dict(spans(measured).lanes))
     lanes_in = min(max(0.46 * lanes, 1.2), 7.5)  # lengths in inches
     errors = [f"{name}: {error}" for name, _, _, error, _ in error_rows(agreement)] or [
         "nothing to compare"

@@ -72,8 +72,10 @@ def measure_and_show(
     steps = prepared.scenario.steps
     replaced = (folder / "agreement.json").exists()
     notes = Screen(stderr=True)
+    trains = trained_form is not None
     for difference in setting_differences(
-        prepared.profile.metadata, _timed_settings(settings, prepared.workers)
+        prepared.profile.metadata,
+        _timed_settings(settings, prepared.workers + (trains and not prepared.colocated)),
     ):
         notes.print(f"note: the {difference}")
     with (
@@ -216,14 +218,14 @@ def default_folder(scenario: Scenario, workers: int) -> Path:
     return Path("results") / f"{scenario.name}-{folder_name(scenario)}-workers-{workers}-replay"
 
 
-def _timed_settings(settings: EngineSettings, workers: int) -> dict[str, Any]:
+def _timed_settings(settings: EngineSettings, processes: int) -> dict[str, Any]:
     """Return the settings that change a pass's time for equal work; on a CPU also the number of
-    engines that share it."""
+    processes that share it: engines, and a trainer beside them."""
     named = {
         name: getattr(settings, name)
         for name in ("device", "dtype", "tp", "block_size", "temperature")
     }
-    return named | ({"neighbours": workers - 1} if settings.device == "cpu" else {})
+    return named | ({"neighbours": processes - 1} if settings.device == "cpu" else {})
 
 
 def chosen_scenario(

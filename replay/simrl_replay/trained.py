@@ -8,7 +8,6 @@ and measured training is of one process on one GPU, without a switch and a contr
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,6 +27,7 @@ from simrl.interrupts import ctrl_c_waits
 from simrl.profile.model_shape import model_shape
 from simrl.result.result import Result
 from simrl.result.timeline import spans
+from simrl.runtime.rollout import Rollout
 from simrl.runtime.simulated_trainer import SimulatedTrainer
 from simrl.runtime.trainer import Rewarder, Trainer
 from simrl.scenario.model import Scenario
@@ -49,7 +49,7 @@ from simrl_replay.link import ProcessLink, first_report, received, spare_gpu
 from simrl_replay.replayer import ReplayConfig
 
 MEASURED_UPDATES = 4  # after one that warms up
-SCORED_GROUPS = 16  # to measure a rule's seconds
+SCORED_GROUPS, SCORED_RESPONSES = 16, 8  # to measure a rule's seconds
 KEPT = ("ppo_epochs", "tokens_per_microbatch", "load_s", "load_overhead_s")  # of `training`
 PHASES = {  # by name: what its seconds are of
     "generation": "an update",
@@ -293,14 +293,16 @@ def predict(prepared: Prepared) -> Result:
     return simulate_prepared(prepared, make_learners=learners)
 
 
-def phase_seconds(result: Result, rewards_s: Sequence[float]) -> dict[str, float | None]:
-    """Return the seconds of each phase up to the last update, as `PHASES` has them; None without
-    one. `rewards_s` are of the groups."""
+def phase_seconds(
+    result: Result, rewards_s: Sequence[float], most_updates: int | None = None
+) -> dict[str, float | None]:
+    """Return the seconds of each phase up to the last of at most so many updates, as `PHASES` has
+    them; None without an update. `rewards_s` are of the groups."""
     view, timeline = view_run(result), spans(result)
-    updates = len(view.updated_s)
+    updates = len(view.updated_s[:most_updates])
     if not updates:
         return dict.fromkeys(PHASES)
-    end_s = float(view.updated_s[-1])
+    end_s = float(view.updated_s[updates - 1])
     within = timeline.within(0.0, end_s)
     seconds, trains = (
         within.ended_s - within.started_s,
@@ -324,9 +326,10 @@ def phase_seconds(result: Result, rewards_s: Sequence[float]) -> dict[str, float
 
 
 def phases_of(predicted: Result, measured: Result) -> dict[str, Phase]:
-    """Return the phases of a prediction and of a replay with real training."""
+    """Return the phases of a prediction and of a replay with real training, in the updates that
+    the replay made."""
     reward_s = predicted.metadata["scenario"]["training"]["reward_s"]
-    p = phase_seconds(predicted, [reward_s])
+    p = phase_seconds(predicted, [reward_s], measured.steps.num_rows)
     m = measured.metadata["replay"]["trained"]["phases_s"]
     return {name: Phase(p[name], m[name]) for name in PHASES}
 
@@ -396,15 +399,18 @@ def _batches(prepared: Prepared, config: ReplayConfig) -> tuple[tuple[Trajectory
 
 
 def _scored_s(task: Task | None) -> float:
-    """Return the median seconds in which the task's rule scores a group, measured on solutions that
-    the task writes; 0 for labels."""
+    """Return the median seconds in which a rewarder scores a group by the task's rule, measured on
+    solutions that the task writes; 0 for labels."""
     if task is None:
         return 0.0
-    draws, seconds = np.random.default_rng(0), []
-    for problem in task.problems[:SCORED_GROUPS]:
-        solutions = [task.rule.write_solution(problem, draws) for _ in range(8)]
-        started_s = time.perf_counter()
-        for solution in solutions:
-            task.rule.reward(problem, solution)
-        seconds.append(time.perf_counter() - started_s)
-    return median(seconds)
+    rule, draws = task.rule, np.random.default_rng(0)
+    rewarder = TaskRewarder(
+        WallClock(), lambda sample, ids: rule.reward(task.problems[sample.prompt_id], ids)
+    )
+    for i, problem in enumerate(task.problems[:SCORED_GROUPS]):
+        samples = [Sample(0, 0, 0, i, k, len(problem.prompt_ids)) for k in range(SCORED_RESPONSES)]
+        solutions = [tuple(rule.write_solution(problem, draws)) for _ in samples]
+        rewarder.score(
+            [Rollout(s, (), True, token_ids=ids) for s, ids in zip(samples, solutions, strict=True)]
+        )
+    return median(scored.ended_s - scored.started_s for scored in rewarder.spans)

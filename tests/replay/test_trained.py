@@ -15,6 +15,7 @@ from simrl.profile.model_shape import model_shape
 from simrl.result.result import read_result
 from simrl.scenario.load import load_scenarios
 from simrl.simulate.prepare import Prepared, prepare
+from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import Trace, TraceMetadata, read_trace, write_trace
 from simrl.training.config import TrainingConfig
 from simrl.training.costs import TrainingCosts
@@ -34,6 +35,7 @@ from simrl_replay.replayer import (  # noqa: E402
     Measured,
     ReplayConfig,
     ReplayEngines,
+    check_replayable,
     engine_settings,
     process_fleet,
     replay,
@@ -226,6 +228,38 @@ def test_a_command_prints_and_keeps_the_phases_and_goes_back_to_the_first_weight
     predicted = read_result(Path("out/predicted")).metadata["scenario"]["training"]
     assert predicted["mfu"] is not None and predicted["switch_s"] == 0
     assert simrl("compare", "out", "--measured", "out").code == 0
+
+
+@pytest.mark.slow
+def test_every_system_is_trained_with_the_ages_of_its_schedule_or_refused_with_a_remedy(
+    tmp_path: Path, model: Path, monkeypatch
+):
+    monkeypatch.setattr("simrl_replay.replayer.vllm_version", lambda: "double")
+    config = ReplayConfig(model, device="cpu", dtype="float32", start_deadline_s=60.0)
+    made, refused = set(), dict[str, str]()
+    first = prepared_for(tmp_path, model, "one_step_off")
+    with trained.real_training(first, config, tmp_path) as training:
+        for name in sorted(RECIPES):
+            file = scenario_file(tmp_path, model, f"{{name: {name}, speculation: none}}")
+            try:
+                (chosen,) = load_scenarios(file, [])
+                prepared = replayed.with_workers(prepare(chosen), 1)
+                check_replayable(prepared, config)
+                trained.check_trainable(prepared, config)
+            except InputError as error:
+                refused[name] = str(error)
+                continue
+            with doubles(prepared, config, tmp_path) as fleet:
+                measured = replay(prepared, fleet, config, None, training)
+            assert measured.stopped is None and measured.result.steps.num_rows == 3
+            parts = measured.result.metadata["replay"]["trained"]["log_probs"]
+            ages = sum(part["off_policyness_mean"] * part["tokens"] for part in parts)
+            tokens = sum(part["tokens"] for part in parts)
+            counted = trained.off_policyness(measured.result)
+            assert counted is not None and counted[0] == pytest.approx(ages / tokens)
+            made.add(name)
+    assert made >= {"verl_colocated", "one_step_off", "areal", "rhymerl", "streamrl", "april"}
+    assert len(made) > 25 and all("\n" not in line for line in refused.values())
 
 
 @pytest.mark.slow

@@ -25,12 +25,10 @@ from simrl.errors import InputError, broken
 from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
 from simrl.speculation.choices import Elastic, Strategy
-from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.draft_times import text_drafts
-from simrl.speculation.gates import batch_gate
 from simrl.speculation.matching import LONGEST, SHORTEST
 from simrl.speculation.methods import EAGLE, Speculation
-from simrl.speculation.plan import DraftPlan, plan_drafting
+from simrl.speculation.plan import DraftPlan, draft_costs, plan_drafting
 from simrl.trace.trace import Response, Sample
 from simrl_replay.proposer import DrafterSetup, Forced
 
@@ -313,13 +311,4 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
         return None
     if isinstance(speculation.gate, Elastic):
         return speculation.gate
-    limits = prepared.limits
-    gate = batch_gate(
-        prepared.profile,
-        plan.times,
-        speculation.window.rule,
-        typical_context_tokens(prepared.trace),
-        limits.max_num_seqs,
-        limits.max_num_batched_tokens,
-    )
-    return tuple(gate.tolist())
+    return tuple(draft_costs(plan, prepared, prepared.limits.max_num_seqs).largest_batch.tolist())

@@ -19,7 +19,7 @@ from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.runtime.events import call_at
 from simrl_replay.host import Command, Host, Report
-from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, Progress
+from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, PassWork, Progress
 from tests.helpers import one_second_a_pass
 from tests.references.engine import ReferenceEngine, Request
 
@@ -91,6 +91,7 @@ class EngineDouble:
     drafter = None
     graph_tokens = 0
     vocabulary = VOCABULARY
+    last_pass: PassWork | None = None
 
     def __init__(
         self,
@@ -145,6 +146,8 @@ class EngineDouble:
         before_s, passes = self._passes.now_s, self._passes
         had = {request_id: request.generated for request_id, request in self._requests.items()}
         passes.iterate()
+        tokens = sum(new for _, new in passes.plan)
+        self.last_pass = PassWork(tokens) if tokens else None
         passes.stops.clear()
         self._wait(passes.now_s - before_s)
         progress = []

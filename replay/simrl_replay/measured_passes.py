@@ -1,0 +1,163 @@
+"""The passes of a replay: counted beside the simulated ones, and a second prediction with their
+seconds.
+
+Invariant: the second prediction takes from a replay the seconds of its passes and loads, and no
+decision. So an error splits in two: the host was slower or faster than its profile, and the schedule
+was predicted otherwise. The second part alone says something about simrl, conditional on the measured
+speed; the first is about the profile and the host. Nothing is fitted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
+from typing import NamedTuple, cast
+
+import numpy as np
+import pyarrow.compute as pc
+import simpy
+from numpy.typing import NDArray
+
+from simrl.analysis.agreement import Agreement, agree
+from simrl.engine.state import RECORDED
+from simrl.profile.profile import pass_s
+from simrl.result.result import Result
+from simrl.result.timeline import spans
+from simrl.runtime.simulated_worker import SimulatedWorker
+from simrl.simulate.prepare import Prepared
+from simrl.simulate.run import Schedule, simulated_workers
+from simrl_replay.host import PASS
+
+Passes = NDArray[np.void]  # a record a pass: `RECORDED`, or `PASSES` of a real engine
+PASSES = np.dtype([(name, np.float64) for name in PASS])
+MORE_PASSES = 1000  # that a prediction may make beyond four times the measured ones
+
+
+class Counts(NamedTuple):
+    """Passes of an engine up to the end of the last trained sample, the requests that decoded in
+    them, and the tokens of contexts that they computed, in sum."""
+
+    passes: int
+    decodes: int
+    prefill_tokens: int
+
+
+class EngineCounts(NamedTuple):
+    """Counts of an engine: predicted, predicted given the measured speed, measured. `parted` is the
+    first pass with other work than predicted, `parted_given` than predicted given the measured speed;
+    None if every pass is equal."""
+
+    predicted: Counts
+    given: Counts
+    measured: Counts
+    parted: int | None
+    parted_given: int | None
+
+
+@dataclass(frozen=True)
+class Split:
+    """The makespan's error in two factors: 1 + makespan_err = (1 + speed_err) (1 + schedule_err).
+
+    given         agreement of the prediction that was given the measured speed with the measured run
+    speed_err     predicted / predicted given the measured speed - 1: the host's part
+    schedule_err  predicted given the measured speed / measured - 1: simrl's part
+    passes_err    profiled / measured seconds of all measured passes - 1
+    engines       counts, by engine
+    """
+
+    given: Agreement
+    speed_err: float | None
+    schedule_err: float | None
+    passes_err: float
+    engines: tuple[EngineCounts, ...]
+
+    @property
+    def equal_passes(self) -> bool:
+        """True if each engine made as many passes as predicted, each with the predicted work."""
+        return all(engine.parted is None for engine in self.engines)
+
+
+def passes_of(rows: Sequence[float], start_s: float) -> Passes:
+    """Return the passes that an engine reported (`host.Counted`), in seconds of a run that started at
+    `start_s` on the engine's clock."""
+    passes = np.array(rows, np.float64).view(PASSES)
+    for name in ("began_s", "ended_s"):
+        passes[name] -= start_s
+    return passes
+
+
+def split_error(
+    prepared: Prepared, predicted: Result, measured: Result, passes: Sequence[Passes]
+) -> Split:
+    """Return the parts of the error of a prediction, whose replay made these passes."""
+    seconds = np.zeros((len(passes), 4 * max(map(len, passes)) + MORE_PASSES))
+    runs = [(predicted, _recorded(prepared, seconds)[1])]
+    for row, each in zip(seconds, passes, strict=True):
+        row[: len(each)] = each["ended_s"] - each["began_s"]
+    runs.append(_recorded(_with_loads(prepared, measured), seconds))
+    given = agree(runs[1][0], measured)
+    profiled_s = sum(_profiled_s(prepared, each) for each in passes)
+    works = [
+        [_work(of, result) for of in engines] for result, engines in (*runs, (measured, passes))
+    ]
+    return Split(
+        given,
+        agree(predicted, runs[1][0]).errors.makespan_err,
+        given.errors.makespan_err,
+        profiled_s / seconds.sum() - 1,
+        tuple(
+            EngineCounts(*map(_counts, each), *(_parting(of, each[2]) for of in each[:2]))
+            for each in zip(*works, strict=True)
+        ),
+    )
+
+
+def _recorded(prepared: Prepared, seconds: NDArray[np.float64]) -> tuple[Result, list[Passes]]:
+    """Simulate, with the seconds of each engine's passes where they are not 0. Return the result, and
+    the passes."""
+    schedule = Schedule(prepared, simpy.Environment(), simulated_workers)
+    engines = [cast(SimulatedWorker, worker).engine for worker in schedule.workers]
+    record = np.zeros(seconds.shape, RECORDED)
+    record["seconds"] = seconds
+    engines[0].fleet.follow(record)
+    schedule.run()
+    result = schedule.result()
+    return result, [record[engine.index, : engine.totals["passes"]] for engine in engines]
+
+
+def _with_loads(prepared: Prepared, measured: Result) -> Prepared:
+    """Return the scenario with the mean seconds of a measured load, and without the host's work for a
+    request, which is a part of the measured passes."""
+    timeline, costs = spans(measured), prepared.costs._replace(request_s=0.0)
+    loads = timeline.where(timeline.of_kind("load_weights"))
+    if len(loads.kind):
+        load_s = float(np.mean(loads.ended_s - loads.started_s))
+        costs = costs._replace(load_s=max(load_s - costs.pause_s, 0.0))
+    return replace(prepared, costs=costs)
+
+
+def _work(passes: Passes, result: Result) -> NDArray[np.int64]:
+    """Return the requests that decode and the tokens of contexts of each pass that began before the
+    last trained sample ended: later passes depend on when a run ends."""
+    trained = result.samples.filter(pc.equal(result.samples.column("status"), "trained"))
+    until_s = max(trained.column("finished_s").to_pylist(), default=np.inf)
+    made = passes[passes["began_s"] < until_s]
+    prefill = made["prefill_tokens" if made.dtype == PASSES else "prefill"]
+    return np.stack([made["decodes"], prefill], axis=1).astype(np.int64)
+
+
+def _counts(work: NDArray[np.int64]) -> Counts:
+    return Counts(len(work), *(int(each) for each in work.sum(axis=0)))
+
+
+def _parting(one: NDArray[np.int64], other: NDArray[np.int64]) -> int | None:
+    pairs = zip_longest(one.tolist(), other.tolist())
+    return next((i for i, (a, b) in enumerate(pairs) if a != b), None)
+
+
+def _profiled_s(prepared: Prepared, passes: Passes) -> float:
+    """Return the profiled seconds of measured passes, in sum."""
+    names = ("query_tokens", "positions", "prefill_tokens", "prefill_work", "decodes")
+    work = passes[[*names, "decode_kv_tokens"]].tolist()
+    return sum(float(pass_s(prepared.profile.even, *each, 0.0)) for each in work)

@@ -76,6 +76,17 @@ class _TextRequest(Request):
 
 
 class _Passes(ReferenceEngine):
+    work = PassWork()
+
+    def gain(self, plan: list[tuple[Request, int]]) -> None:
+        decoding = [each.computed + 1 for each, new in plan if each.computed and new == 1]
+        query = sum(new for _, new in plan)
+        chunks = [(each.computed, new) for each, new in plan if not (each.computed and new == 1)]
+        work = sum(new * (computed + 0.5 * new) for computed, new in chunks)
+        prefill = query - len(decoding)
+        self.work = PassWork(query, len(plan), prefill, work, len(decoding), sum(decoding))
+        super().gain(plan)
+
     def lose(self, request: _TextRequest) -> None:
         super().lose(request)
         request.cached = request.cache = 0  # what it finds again counts as computed again
@@ -146,8 +157,7 @@ class EngineDouble:
         before_s, passes = self._passes.now_s, self._passes
         had = {request_id: request.generated for request_id, request in self._requests.items()}
         passes.iterate()
-        tokens = sum(new for _, new in passes.plan)
-        self.last_pass = PassWork(tokens) if tokens else None
+        self.last_pass = passes.work if passes.work.query_tokens else None
         passes.stops.clear()
         self._wait(passes.now_s - before_s)
         progress = []

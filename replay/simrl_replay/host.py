@@ -190,13 +190,13 @@ class Reached(NamedTuple):
 class Counted(NamedTuple):
     """Answer to `Count`: the counters, and the passes one after another, each with the values that
     `PASS` names. A pass begins when the last one ends, when a load ends, or when a request comes to
-    an idle engine."""
+    an idle engine; `cpu_s` is what this thread had of a core until it ended."""
 
     counters: EngineCounters
     passes: array[float]
 
 
-PASS = ("began_s", "ended_s", *PassWork._fields)
+PASS = ("began_s", "ended_s", "cpu_s", *PassWork._fields)
 
 
 class Alive(NamedTuple):
@@ -259,7 +259,7 @@ class Host:
         self._slowdown = 1.0
         self._begun = 0
         self._passes = array("d")  # as in `Counted`
-        self._boundary_s = self._reported_s  # when the next pass begins
+        self._boundary_s = 0.0, 0.0  # wall clock and CPU time at which the next pass begins
         self.closed = False
 
     @property
@@ -341,7 +341,7 @@ class Host:
         """Add a request to the engine, with the tokens that it has."""
         self._begun += 1
         if not self._by_engine_id:
-            self._boundary_s = time.monotonic()
+            self._boundary_s = time.monotonic(), time.thread_time()
         begin, had = request.begin, tuple(request.token_ids)
         request.request_id = request_id = f"{begin.number}.{self._begun}"
         self._by_engine_id[request_id] = request
@@ -397,10 +397,13 @@ class Host:
         progress = self._engine.step()
         if self._slowdown > 1.0:
             time.sleep((time.monotonic() - started_s) * (self._slowdown - 1.0))
-        now_s = time.monotonic()
+        (began_s, before_s), self._boundary_s = (
+            self._boundary_s,
+            (time.monotonic(), time.thread_time()),
+        )
+        now_s, cpu_s = self._boundary_s
         if (work := self._engine.last_pass) is not None:
-            self._passes.extend((self._boundary_s, now_s, *work))
-        self._boundary_s = now_s
+            self._passes.extend((began_s, now_s, cpu_s - before_s, *work))
         for gained in progress:
             request = self._by_engine_id.get(gained.request_id)
             if request is None:
@@ -434,9 +437,11 @@ class Host:
                 time.sleep(load.held_s)
             if self._engine.drafter is not None:
                 self._engine.drafter.new_rollout()
-            self._boundary_s = time.monotonic()
+            self._boundary_s = time.monotonic(), time.thread_time()
             numbers = tuple(request.number for request in aborted)
-            self._reports.append(Loaded(load.key, load.version, now_s, self._boundary_s, numbers))
+            self._reports.append(
+                Loaded(load.key, load.version, now_s, self._boundary_s[0], numbers)
+            )
             for request in aborted if load.retry_s == 0 else ():
                 self._add(request)
         self._engine.admit(not self._loads)

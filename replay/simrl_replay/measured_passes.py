@@ -10,9 +10,9 @@ speed; the first is about the profile and the host. Nothing is fitted.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import zip_longest
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pyarrow.compute as pc
@@ -28,6 +28,7 @@ from simrl.runtime.simulated_worker import SimulatedWorker
 from simrl.simulate.prepare import Prepared
 from simrl.simulate.run import Schedule, simulated_workers
 from simrl_replay.host import PASS
+from simrl_replay.vllm_adapter import PassWork
 
 Passes = NDArray[np.void]  # a record a pass: `RECORDED`, or `PASSES` of a real engine
 PASSES = np.dtype([(name, np.float64) for name in PASS])
@@ -63,6 +64,7 @@ class Split:
     speed_err     predicted / predicted given the measured speed - 1: the host's part
     schedule_err  predicted given the measured speed / measured - 1: simrl's part
     passes_err    profiled / measured seconds of all measured passes - 1
+    core_share    CPU seconds of the engines' threads / measured seconds of their passes
     engines       counts, by engine
     """
 
@@ -70,12 +72,52 @@ class Split:
     speed_err: float | None
     schedule_err: float | None
     passes_err: float
+    core_share: float
     engines: tuple[EngineCounts, ...]
 
     @property
     def equal_passes(self) -> bool:
         """True if each engine made as many passes as predicted, each with the predicted work."""
         return all(engine.parted is None for engine in self.engines)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the parts for `json.dumps`, without the agreement's events."""
+        engines = [
+            {
+                name: each._asdict() if isinstance(each, Counts) else each
+                for name, each in e._asdict().items()
+            }
+            for e in self.engines
+        ]
+        return {
+            "speed_err": self.speed_err,
+            "schedule_err": self.schedule_err,
+            "passes_err": self.passes_err,
+            "core_share": self.core_share,
+            "errors": asdict(self.given.errors),
+            "differences": [difference.text for difference in self.given.differences],
+            "real_differences": len(self.given.real_differences),
+            "engines": engines,
+        }
+
+    @property
+    def line(self) -> str:
+        """The parts of the error in a line."""
+        errors = self.speed_err, self.schedule_err, self.given.errors.sample_mape
+        if None in errors:
+            return "Nothing finished in both runs: the error has no parts"
+        speed, schedule, samples = (float(error or 0.0) for error in errors)
+        passes = sum(engine.measured.passes for engine in self.engines)
+        as_predicted = (
+            f"all {passes:,} passes have the predicted work"
+            if self.equal_passes
+            else f"{passes:,} passes, {sum(e.predicted.passes for e in self.engines):,} predicted"
+        )
+        return (
+            f"Of the error, {speed:+.1%} is the speed of this machine, whose passes took other times than profiled, and "
+            f"{schedule:+.1%} the schedule: predicted again with the measured seconds of each pass, the makespan is so far "
+            f"off, samples' ends {samples:.1%}, and {len(self.given.real_differences)} decisions really differ; {as_predicted}"
+        )
 
 
 def passes_of(rows: Sequence[float], start_s: float) -> Passes:
@@ -88,27 +130,34 @@ def passes_of(rows: Sequence[float], start_s: float) -> Passes:
 
 
 def split_error(
-    prepared: Prepared, predicted: Result, measured: Result, passes: Sequence[Passes]
+    prepared: Prepared,
+    measured: Result,
+    passes: Sequence[Passes],
+    generated: Prepared | None = None,
 ) -> Split:
-    """Return the parts of the error of a prediction, whose replay made these passes."""
+    """Return the parts of the error of a prediction, whose replay made these passes. `generated` is
+    the scenario with the responses that the replay generated, if drafts were counted on others."""
     seconds = np.zeros((len(passes), 4 * max(map(len, passes)) + MORE_PASSES))
-    runs = [(predicted, _recorded(prepared, seconds)[1])]
+    predicted, before = _recorded(prepared, seconds)
     for row, each in zip(seconds, passes, strict=True):
         row[: len(each)] = each["ended_s"] - each["began_s"]
-    runs.append(_recorded(_with_loads(prepared, measured), seconds))
-    given = agree(runs[1][0], measured)
-    profiled_s = sum(_profiled_s(prepared, each) for each in passes)
+    again, after = _recorded(_with_loads(generated or prepared, measured), seconds)
+    given = agree(again, measured)
     works = [
-        [_work(of, result) for of in engines] for result, engines in (*runs, (measured, passes))
+        [_work(each, result) for each in engines]
+        for result, engines in ((predicted, before), (again, after), (measured, passes))
     ]
+    every = np.concatenate(passes)
+    measured_s = float((every["ended_s"] - every["began_s"]).sum())
     return Split(
         given,
-        agree(predicted, runs[1][0]).errors.makespan_err,
+        agree(predicted, again).errors.makespan_err,
         given.errors.makespan_err,
-        profiled_s / seconds.sum() - 1,
+        _profiled_s(prepared, every) / measured_s - 1,
+        float(every["cpu_s"].sum()) / measured_s,
         tuple(
-            EngineCounts(*map(_counts, each), *(_parting(of, each[2]) for of in each[:2]))
-            for each in zip(*works, strict=True)
+            EngineCounts(_counts(p), _counts(g), _counts(m), _parting(p, m), _parting(g, m))
+            for p, g, m in zip(*works, strict=True)
         ),
     )
 
@@ -158,6 +207,5 @@ def _parting(one: NDArray[np.int64], other: NDArray[np.int64]) -> int | None:
 
 def _profiled_s(prepared: Prepared, passes: Passes) -> float:
     """Return the profiled seconds of measured passes, in sum."""
-    names = ("query_tokens", "positions", "prefill_tokens", "prefill_work", "decodes")
-    work = passes[[*names, "decode_kv_tokens"]].tolist()
+    work = passes[list(PassWork._fields)].tolist()
     return sum(float(pass_s(prepared.profile.even, *each, 0.0)) for each in work)

@@ -34,6 +34,7 @@ from simrl.study.executors import connect
 from simrl.study.progress import compile_kernels, progress_bar
 from simrl.systems.recipes import parameters_of
 from simrl.trace.trace import write_trace
+from simrl_replay.measured_passes import Split, split_error
 from simrl_replay.ray_link import ray_fleet
 from simrl_replay.replayer import (
     Measured,
@@ -84,7 +85,10 @@ def measure_and_show(
         notes.print("engines are up; replaying …")
         with fleet:
             measured = _replays(prepared, fleet, config, repeats)
-        agreements, text = _write(temporary, folder, predicted, measured)
+        splits = [
+            split_error(prepared, each.result, each.passes) for each in measured if each.passes
+        ]
+        agreements, text = _write(temporary, folder, predicted, measured, splits)
     if as_json:
         print(text)
     else:
@@ -92,6 +96,7 @@ def measure_and_show(
         say(
             Screen(),
             repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread),
+            *(split.line for split in splits[:1]),
         )
         for number, each in enumerate(measured, 1):
             where = f", replay {number}" if len(measured) > 1 else ""
@@ -147,7 +152,11 @@ def _complete(measured: Sequence[Measured]) -> list[Result]:
 
 
 def _write(
-    temporary: Path, folder: Path, predicted: Result, measured: Sequence[Measured]
+    temporary: Path,
+    folder: Path,
+    predicted: Result,
+    measured: Sequence[Measured],
+    splits: Sequence[Split],
 ) -> tuple[list[Agreement], str]:
     """Write all results, the trace and the agreements; return the agreements, and the JSON of the
     first, and of the repeats, with the final `folder`."""
@@ -164,8 +173,15 @@ def _write(
         "errors": [asdict(each.errors) for each in agreements],
         "spread": spread and asdict(spread),
     }
+    given = [split.as_json() for split in splits]
     text = json.dumps(
-        {"folder": str(folder), **agreements[0].as_json(), "repeats": repeats}, indent=1
+        {
+            "folder": str(folder),
+            **agreements[0].as_json(),
+            "repeats": repeats,
+            "given_measured_passes": given,
+        },
+        indent=1,
     )
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
     save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")

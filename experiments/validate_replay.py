@@ -15,15 +15,13 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from functools import partial
 from itertools import combinations, product
 from pathlib import Path
-from statistics import mean, median
+from statistics import mean
 from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
@@ -32,8 +30,18 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from experiments.shared import markdown, markdown_of, measure_engine
-from simrl.analysis.agreement import Errors, agree, repeat_spread
+from experiments.replay_page import (
+    COUNTED,
+    TIMES,
+    Row,
+    counted,
+    file_name,
+    page_of,
+    picture_name,
+    times,
+)
+from experiments.shared import measure_engine
+from simrl.analysis.agreement import agree, repeat_spread
 from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
@@ -69,28 +77,7 @@ ENGINE = {
 }
 TRAINING = {"reward_s": 0.05, "publish_s": 0.1, "load_overhead_s": 0.0, "switch_s": 0.1}
 VERSIONS = 5
-BARS = {1: 0.05, 2: 0.10}  # of the makespan, by workers
-SAMPLE_BAR, ACCEPTANCE_BAR = 0.08, 0.03
-
-PAGE_TOP = """# Predicted against measured, on two CPU cores
-
-`python experiments/validate_replay.py --page experiments/replay.md` wrote this page (its rows are in `replay.json`). Profiles were
-measured on the machine (`simrl measure`), the schedules simulated with them, and then run by real vLLM engines with a random model of
-4 layers (float32, one thread an engine). Nothing was fitted to a replay. Training and rewards take the predicted time; errors are
-scored on the rollout clock, which stops while no worker rolls out. An error is the mean absolute error of the replays, *worst* the
-error of the worst one, *repeats* the largest difference between two replays of a schedule. Other programs share these cores, and
-other machines share the host: its speed varies by half within seconds. A *near-tie* is a decision that differs because two events, at
-most two engine passes apart, changed places; other differing decisions are real, and listed.
-
-**There are no GPU figures here: no GPU was available.** The code path for GPUs (CUDA, bf16, dummy weights, synthetic
-acceptance) was not run; everything on this page is from a CPU.
-"""
-# Cases in which a decision depends on when a response or an update ends: their passes may differ.
-TIMED = ("two workers, HistoPipe", "two workers, AReaL", "two workers, Seer")
-
 Lengths = Callable[[np.random.Generator], list[list[list[int]]]]  # by step, prompt, sample
-
-DRAWN = "what each worker did in time, predicted above measured; below, when each sample finished, predicted over measured"
 
 
 class Case(NamedTuple):
@@ -265,7 +252,7 @@ class Bench:
         profile: dict[str, Any] | None = None,
     ) -> Prepared:
         """Return a case as simulated and replayed; `engines_draft` if only the engines can draft."""
-        path = self.folder / f"{_file_name(case.name)}-{seed}"
+        path = self.folder / f"{file_name(case.name)}-{seed}"
         write_trace(trace, path.with_suffix(".parquet"))
         colocated = case.system["name"] == "seer"
         share = {} if colocated else {"rollout_share": case.workers * case.tp / GPUS}
@@ -300,7 +287,7 @@ class Bench:
             ("predicted", predicted),
             *((f"measured-{i}", m) for i, m in enumerate(measured)),
         ):
-            (folder := self.folder / f"{_file_name(case.name)}-{seed}" / name).mkdir(
+            (folder := self.folder / f"{file_name(case.name)}-{seed}" / name).mkdir(
                 parents=True, exist_ok=True
             )
             result.write(folder)
@@ -312,111 +299,6 @@ class Bench:
         trace = _replayed(recording, fleet, case.plain.config(self.config)).trace
         assert trace is not None
         return trace
-
-
-@dataclass(frozen=True)
-class Check:
-    """A bar of a case: the figure as predicted, the largest of two repeats, and predicted again."""
-
-    name: str
-    figure: float
-    bar: float
-    repeats: float
-    given: float
-
-    def holds(self, widened: bool = False) -> bool:
-        return self.figure <= max(self.bar, self.repeats if widened else 0.0)
-
-    @property
-    def holds_given(self) -> bool:
-        return self.given <= self.bar
-
-    @property
-    def text(self) -> list[str]:
-        number = "{:.0f}" if self.name == "decisions" else "{:.1%}"
-        if self.name == "acceptance":
-            number = "{:.3f}"
-        return [number.format(each) for each in (self.figure, self.bar, self.repeats, self.given)]
-
-
-@dataclass(frozen=True)
-class Row:
-    """A case with a seed: its replays beside what was predicted, as the page and its JSON have it.
-
-    `replays` have the errors as predicted, the decisions that differ, and the parts of the error
-    (`Split.as_json`); `repeats` the largest errors of two replays. `load` is the machine's load, as a
-    mean of the minute before and after.
-    """
-
-    case: str
-    seed: int
-    workers: int
-    date: str
-    load: float
-    replays: list[dict[str, Any]]
-    repeats: dict[str, float | None]
-    others_of_repeats: int  # decisions, of two repeats, beside near-ties
-    migrations: int
-    acceptance: list[float] | None  # predicted, live
-
-    def errors(self, name: str, given: bool = False) -> list[float]:
-        every = [(each["given"] if given else each)["errors"][name] for each in self.replays]
-        return [error for error in every if error is not None]
-
-    def mean(self, name: str, given: bool = False) -> float | None:
-        """Return the mean absolute error; of acceptance, whose replays are draws, the absolute mean."""
-        if not (errors := self.errors(name, given)):
-            return None
-        return abs(mean(errors)) if name == "acceptance_err" else mean(map(abs, errors))
-
-    def real(self, given: bool = False) -> list[int]:
-        return [(each["given"] if given else each)["real_differences"] for each in self.replays]
-
-    def of_host(self, name: str) -> float:
-        return mean(each["given"][name] for each in self.replays)
-
-    @property
-    def checks(self) -> list[Check]:
-        checks = []
-        for name, (error, bar) in {
-            "makespan": ("makespan_err", BARS[self.workers]),
-            "samples": ("sample_mape", SAMPLE_BAR),
-            "acceptance": ("acceptance_err", ACCEPTANCE_BAR),
-        }.items():
-            figure, given = self.mean(error), self.mean(error, given=True)
-            if figure is not None and given is not None:
-                checks.append(Check(name, figure, bar, self.repeats[error] or 0.0, given))
-        most, most_given = max(self.real()), max(self.real(given=True))
-        return [*checks, Check("decisions", most, 0, self.others_of_repeats, most_given)]
-
-    @property
-    def passes(self) -> tuple[int, int]:
-        """Passes up to the end of the last trained sample, of all replays: predicted, measured."""
-        engines = [engine for each in self.replays for engine in each["given"]["engines"]]
-        predicted, measured = (
-            sum(e[of]["passes"] for e in engines) for of in ("predicted", "measured")
-        )
-        return predicted, measured
-
-    def equal_passes(self, parted: str = "parted") -> list[bool]:
-        """Return for each replay whether its passes have the predicted work, one by one."""
-        return [all(e[parted] is None for e in each["given"]["engines"]) for each in self.replays]
-
-    def cause(self, check: Check) -> str:
-        """Return why a check fails, by what is left of it given the seconds of the passes."""
-        if not check.holds_given:
-            return "open: what is left is simrl's own"
-        if check.name == "acceptance":
-            return "sampling: on the responses that the replay generated, it is as counted"
-        if check.name == "decisions":
-            return (
-                "times: with the measured seconds of each pass, no decision differs but near-ties"
-            )
-        slower = 1 / (1 + self.of_host("passes_err")) - 1
-        return (
-            f"the host: its passes took {slower:+.0%} of their profiled seconds, and had a core for "
-            f"{self.of_host('core_share'):.0%} of their time"
-        )
 
 
 def run(
@@ -437,7 +319,7 @@ def run(
                 bench.keep(case, seed, predicted, results)
                 if seed == seeds[0]:
                     figure = agreement_figure(predicted, results[0], agree(predicted, results[0]))
-                    save(figure, pictures / _picture(case.name))
+                    save(figure, pictures / picture_name(case.name))
                 others = [len(agree(*pair).real_differences) for pair in combinations(results, 2)]
                 spread = repeat_spread(results)
                 yield Row(
@@ -449,15 +331,11 @@ def run(
                     replays=[
                         _beside(bench, case, seed, prepared, predicted, each) for each in measured
                     ],
-                    repeats=asdict(spread.largest) if spread else dict.fromkeys(fields_of_errors()),
+                    repeats=asdict(spread.largest) if spread else {},
                     others_of_repeats=max(others, default=0),
                     migrations=_migrations(predicted),
                     acceptance=_acceptance(predicted, results),
                 )
-
-
-def fields_of_errors() -> list[str]:
-    return [field.name for field in fields(Errors)]
 
 
 def _beside(
@@ -533,167 +411,6 @@ def noise(bench: Bench, case: Case, repeats: int) -> list[dict[str, Any]]:
     return rows
 
 
-COLUMNS = (
-    "case", "seed", "rollout, s", "load", "had a core", "passes, predicted / measured", "makespan error", "worst", "repeats",
-    "given the speed", "samples' ends", "repeats", "given the speed", "acceptance, predicted / live", "near-ties", "real differences",
-    "of repeats", "given the speed", "migrations predicted", "measured",
-)  # fmt: skip
-
-
-def cells(row: Row) -> list[str]:
-    """Return a row of the table, in the order of `COLUMNS`; "repeats" is the largest difference of two repeats."""
-
-    def percent(value: float | None, sign: str = "") -> str:
-        return "" if value is None else f"{value * 100:{sign}.1f} %"
-
-    predicted, measured = row.passes
-    return [
-        row.case,
-        str(row.seed),
-        f"{mean(each['rollout_s'] for each in row.replays):.1f}",
-        f"{row.load:.1f}",
-        f"{row.of_host('core_share'):.0%}",
-        f"{measured:,}, all equal" if all(row.equal_passes()) else f"{predicted:,} / {measured:,}",
-        percent(row.mean("makespan_err")),
-        percent(max(row.errors("makespan_err"), key=abs), "+"),
-        percent(row.repeats["makespan_err"]),
-        percent(row.mean("makespan_err", given=True)),
-        percent(row.mean("sample_mape")),
-        percent(row.repeats["sample_mape"]),
-        percent(row.mean("sample_mape", given=True)),
-        "" if row.acceptance is None else "{:.3f} / {:.3f}".format(*row.acceptance),
-        ", ".join(str(each["near_ties"]) for each in row.replays),
-        ", ".join(map(str, row.real())),
-        str(row.others_of_repeats),
-        ", ".join(map(str, row.real(given=True))),
-        str(row.migrations),
-        row.date,
-    ]
-
-
-def page_of(rows: Sequence[Row], noises: Sequence[dict[str, Any]]) -> str:
-    """Return the page: how many checks hold, and why the others fail; the table; the noise; the pictures of the first seed."""
-    failing = [(row, check) for row in rows for check in row.checks if not check.holds()]
-    lines = [
-        PAGE_TOP,
-        f"Host: {platform.machine()}, {os.cpu_count()} cores. {_dates(rows)}",
-        "",
-        *_in_short(rows),
-        "",
-        "## Errors in their parts",
-        "",
-        *markdown(
-            ("error, with its sign", "n", "median", "worst", "given the speed: median", "worst"),
-            [_parts_of(rows, *each) for each in product((1, 2), ("makespan_err", "sample_mape"))],
-        ),
-        "",
-        "## Checks that fail as they are, and why",
-        "",
-        *markdown(
-            (
-                "case",
-                "seed",
-                "check",
-                "figure",
-                "bar",
-                "of two repeats",
-                "given the speed",
-                "cause",
-            ),
-            [
-                [row.case, row.seed, check.name, *check.text, row.cause(check)]
-                for row, check in failing
-            ],
-        ),
-        "",
-        "## Every case",
-        "",
-        *markdown(COLUMNS, list(map(cells, rows))),
-        "",
-    ]
-    if noises:
-        lines += ["## One engine on a core of its own", "", *markdown_of(noises), ""]
-    lines += ["## Decisions that were taken otherwise", ""]
-    for row in rows:
-        # A difference has others in its wake, so the first ones of each replay say most.
-        for title, every in (
-            ("", [text for each in row.replays for text in each["decisions"]]),
-            (
-                ", given the speed too",
-                [
-                    t
-                    for each in row.replays
-                    for t in each["given"]["differences"]
-                    if "near-tie" not in t
-                ][:4],
-            ),
-        ):
-            lines += [
-                f"- {row.case}, seed {row.seed}{title}: {text}" for text in dict.fromkeys(every)
-            ]
-    lines += ["", "## Pictures, predicted above measured", ""]
-    shown = dict.fromkeys(row.case for row in rows)
-    return (
-        "\n".join([*lines, *(f"![{case}: {DRAWN}]({_picture(case)})\n" for case in shown)]) + "\n"
-    )
-
-
-def _dates(rows: Sequence[Row]) -> str:
-    dates, loads = sorted(row.date for row in rows), [row.load for row in rows]
-    return (
-        f"Measured from {dates[0]} to {dates[-1]} (UTC); the last column has each row's time. Other programs ran on these cores: "
-        f"the machine's load was {min(loads):.1f} to {max(loads):.1f}, and the engines had a core for "
-        f"{min(row.of_host('core_share') for row in rows):.0%} to {max(row.of_host('core_share') for row in rows):.0%} of their passes."
-    )
-
-
-def _in_short(rows: Sequence[Row]) -> list[str]:
-    checks = [check for row in rows for check in row.checks]
-    steady = [row for row in rows if row.case not in TIMED]
-    equal = [ok for row in steady for ok in row.equal_passes("parted_given")]
-    passes = sum(row.passes[1] for row in steady)
-    live = [row.mean("acceptance_err") for row in rows if "forced" not in row.case]
-    lines = [
-        f"Of {len(checks)} checks (makespan within 5 % on one worker and 10 % on two, samples' ends within 8 %, acceptance "
-        f"within 0.03, no decision otherwise but near-ties), **{sum(c.holds() for c in checks)} hold as they are**, "
-        f"**{sum(c.holds(widened=True) for c in checks)}** where the largest difference of two replays of a schedule is the bar if "
-        f"that is larger, and **{sum(c.holds_given for c in checks)} given the measured speed**: predicted again with the seconds "
-        "that the replay's own passes and loads took, but with no decision of it. This third figure is conditional on the measured "
-        "speed. It says what simrl's schedule and engine do, nothing about the profile.",
-        "",
-        f"Where no decision depends on time, an engine's passes must be the predicted ones, one by one: which requests decode, how "
-        f"many tokens of prompts are computed. They are in {sum(equal)} of {len(equal)} replays ({passes:,} passes).",
-    ]
-    if errors := [error for error in live if error is not None]:
-        lines += [
-            "",
-            f"Acceptance of live drafts: up to {max(errors):.3f} off; forced, it is what was simulated, draw by draw. Counted on the "
-            "responses that the replay generated, up to "
-            f"{max(row.mean('acceptance_err', given=True) or 0.0 for row in rows):.3f} off.",
-        ]
-    return lines
-
-
-def _parts_of(rows: Sequence[Row], workers: int, error: str) -> list[str]:
-    name = {"makespan_err": "makespan", "sample_mape": "samples' ends"}[error]
-    chosen = [row for row in rows if row.workers == workers]
-    sides = [
-        [each for row in chosen for each in row.errors(error, given)] for given in (False, True)
-    ]
-    figures = [
-        f"{of(side):+.1%}" for side in sides if side for of in (median, partial(max, key=abs))
-    ]
-    return [f"{name}, {('one worker', 'two workers')[workers - 1]}", str(len(sides[0])), *figures]
-
-
-def _file_name(case: str) -> str:
-    return case.replace(", ", "_").replace(" ", "_").replace("-", "_")
-
-
-def _picture(case: str) -> str:
-    return f"replay_{_file_name(case)}.png"
-
-
 def main(
     output: Annotated[
         Path | None, typer.Option(help="a folder to keep everything in, and to go on from")
@@ -751,7 +468,7 @@ def main(
         for row in run(bench, cases, numbers, repeats, page.parent if page else folder):
             rows[row.case, row.seed] = row
             measured.append(row)
-            shown = zip(COLUMNS, cells(row), strict=True)
+            shown = (*zip(TIMES, times(row), strict=True), *zip(COUNTED, counted(row), strict=True))
             say.print("  ".join(f"{name} {cell}" for name, cell in shown if cell))
             write()
         if pin:
@@ -760,10 +477,11 @@ def main(
     if as_json:
         print(json.dumps([asdict(row) for row in measured], indent=1))
     else:
-        table = Table(*COLUMNS, title="Predicted against measured")
-        for row in measured:
-            table.add_row(*cells(row))
-        Console(width=200).print(table)
+        for columns, cells in ((TIMES, times), (COUNTED, counted)):
+            table = Table(*columns)
+            for row in measured:
+                table.add_row(*cells(row))
+            Console(width=200).print(table)
     missed = [
         (row.case, row.seed, c.name) for row in measured for c in row.checks if not c.holds_given
     ]

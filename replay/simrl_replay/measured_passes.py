@@ -82,6 +82,7 @@ class Split:
 
     def as_json(self) -> dict[str, Any]:
         """Return the parts for `json.dumps`, without the agreement's events."""
+        real = self.given.real_differences
         engines = [
             {
                 name: each._asdict() if isinstance(each, Counts) else each
@@ -95,8 +96,9 @@ class Split:
             "passes_err": self.passes_err,
             "core_share": self.core_share,
             "errors": asdict(self.given.errors),
-            "differences": [difference.text for difference in self.given.differences],
-            "real_differences": len(self.given.real_differences),
+            "near_ties": len(self.given.differences) - len(real),
+            "real_differences": len(real),
+            "decisions": [difference.text for difference in real],
             "engines": engines,
         }
 

@@ -1,14 +1,16 @@
 """Predicted against measured, on this machine: profiles are measured, schedules simulated with them, and run on real vLLM.
 
-    python experiments/validate_replay.py [--seeds 0,1,2] [--repeats 3] [--output FOLDER] [--page replay.md] [--json]
+    python experiments/validate_replay.py [--seeds 0,1,2] [--repeats 3] [--output FOLDER] [--page replay.md] [--pin 3] [--json]
 
 The model is made here, random; lengths are long-tailed draws; one scenario is simulated and replayed. Nothing is fitted to a
 replay: a profile is measured before, by `simrl measure`, with as many engines running as the replay has, for minutes, as the
 speed of a shared host varies by half within seconds. Each case is replayed three times; the largest difference between two of
-these stands beside its errors.
+these stands beside its errors. Each replay is then predicted again with the seconds of its own passes, so that what is left of
+an error is the schedule's (`simrl_replay.measured_passes`).
 
 Errors are of the rollout alone: the clock stands while no worker rolls out, as training is held for the predicted time. Takes
-about 45 minutes on two cores that do nothing else.
+about 45 minutes on two cores that do nothing else, 15 with `--profile-s 60` and the cases of the page. With `--only`, a page
+keeps its other rows, each with its date.
 """
 
 from __future__ import annotations

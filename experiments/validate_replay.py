@@ -284,15 +284,16 @@ class Bench:
         config = case.config(self.config)
         return process_fleet(case.workers, engine_settings(prepared, config), config, self.folder)
 
-    def keep(self, case: Case, seed: int, predicted: Result, measured: Sequence[Result]) -> None:
-        for name, result in (
-            ("predicted", predicted),
-            *((f"measured-{i}", m) for i, m in enumerate(measured)),
-        ):
-            (folder := self.folder / f"{file_name(case.name)}-{seed}" / name).mkdir(
-                parents=True, exist_ok=True
-            )
-            result.write(folder)
+    def keep(self, case: Case, seed: int, predicted: Result, measured: Sequence[Measured]) -> None:
+        """Keep the results, and the passes of each engine of each replay."""
+        kept = self.folder / f"{file_name(case.name)}-{seed}"
+        results = {f"measured-{i}": each.result for i, each in enumerate(measured)}
+        for name, result in {"predicted": predicted, **results}.items():
+            (kept / name).mkdir(parents=True, exist_ok=True)
+            result.write(kept / name)
+        for i, each in enumerate(measured):
+            for engine, passes in enumerate(each.passes):
+                np.save(kept / f"measured-{i}" / f"passes-{engine}.npy", passes)
 
     def recorded(self, case: Case, seed: int, fleet: ReplayEngines) -> Trace:
         """Return the trace of a case that drafts, with tokens, generated once without drafting at the case's temperature: the
@@ -318,7 +319,7 @@ def run(
                     _replayed(prepared, fleet, case.config(bench.config)) for _ in range(repeats)
                 ]
                 results = [each.result for each in measured]
-                bench.keep(case, seed, predicted, results)
+                bench.keep(case, seed, predicted, measured)
                 if seed == seeds[0]:
                     figure = agreement_figure(predicted, results[0], agree(predicted, results[0]))
                     save(figure, pictures / picture_name(case.name))

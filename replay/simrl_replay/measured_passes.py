@@ -143,7 +143,7 @@ def split_error(
     predicted, before = _recorded(prepared, seconds)
     for row, each in zip(seconds, passes, strict=True):
         row[: len(each)] = each["ended_s"] - each["began_s"]
-    again, after = _recorded(_with_loads(generated or prepared, measured), seconds)
+    again, after = _recorded(generated or prepared, seconds, _load_seconds(measured, len(passes)))
     given = agree(again, measured)
     works = [
         [_work(each, result) for each in engines]
@@ -164,28 +164,49 @@ def split_error(
     )
 
 
-def _recorded(prepared: Prepared, seconds: NDArray[np.float64]) -> tuple[Result, list[Passes]]:
-    """Simulate, with the seconds of each engine's passes where they are not 0. Return the result, and
-    the passes."""
+def _recorded(
+    prepared: Prepared, seconds: NDArray[np.float64], loads: Sequence[Sequence[float]] = ()
+) -> tuple[Result, list[Passes]]:
+    """Simulate, with the seconds of each engine's passes where they are not 0, and of its loads if
+    any are given. Return the result, and the passes."""
+    if loads:  # the host's work for a request is a part of the measured passes
+        costs = prepared.costs._replace(request_s=0.0, load_s=0.0, pause_s=0.0)
+        prepared = replace(prepared, costs=costs)
     schedule = Schedule(prepared, simpy.Environment(), simulated_workers)
-    engines = [cast(SimulatedWorker, worker).engine for worker in schedule.workers]
+    workers = [cast(SimulatedWorker, worker) for worker in schedule.workers]
+    for worker, each in zip(workers, loads, strict=False):
+        _let_load(worker, each)
     record = np.zeros(seconds.shape, RECORDED)
     record["seconds"] = seconds
-    engines[0].fleet.follow(record)
+    workers[0].engine.fleet.follow(record)
     schedule.run()
     result = schedule.result()
+    engines = [worker.engine for worker in workers]
     return result, [record[engine.index, : engine.totals["passes"]] for engine in engines]
 
 
-def _with_loads(prepared: Prepared, measured: Result) -> Prepared:
-    """Return the scenario with the mean seconds of a measured load, and without the host's work for a
-    request, which is a part of the measured passes."""
-    timeline, costs = spans(measured), prepared.costs._replace(request_s=0.0)
+def _let_load(worker: SimulatedWorker, seconds: Sequence[float]) -> None:
+    """Let the loads of a worker take these seconds one after another, and later ones their mean."""
+    load, left = worker.load_weights, iter(seconds)
+    usual_s = float(np.mean(seconds)) if len(seconds) else 0.0
+
+    def load_weights(*arguments: Any, **named: Any) -> simpy.Event:
+        worker.load_delay_s = next(left, usual_s)
+        return load(*arguments, **named)
+
+    setattr(worker, "load_weights", load_weights)  # noqa: B010 (a method of one worker)
+
+
+def _load_seconds(measured: Result, workers: int) -> list[list[float]]:
+    """Return the seconds of each worker's loads, in their order."""
+    timeline = spans(measured)
     loads = timeline.where(timeline.of_kind("load_weights"))
-    if len(loads.kind):
-        load_s = float(np.mean(loads.ended_s - loads.started_s))
-        costs = costs._replace(load_s=max(load_s - costs.pause_s, 0.0))
-    return replace(prepared, costs=costs)
+    timed: list[list[float]] = [[] for _ in range(workers)]
+    for lane, began_s, ended_s in sorted(
+        zip(loads.lane, loads.started_s, loads.ended_s, strict=True)
+    ):
+        timed[int(lane)].append(float(ended_s - began_s))
+    return timed
 
 
 def _work(passes: Passes, result: Result) -> NDArray[np.int64]:

@@ -29,7 +29,9 @@ def on_a_noisy_host(prepared: Prepared, seed: int = 0) -> tuple[Result, list[Pas
     seconds = profiled_s * draws.uniform(0.5, 3.0, none.shape)
     seconds[1:] *= 2.0  # others use the second core
     without_requests = replace(prepared, costs=prepared.costs._replace(request_s=0.0))
-    measured, made = _recorded(without_requests, seconds)
+    load_s = prepared.costs.load_s + prepared.costs.pause_s
+    loads = [(load_s * draws.uniform(0.5, 3.0, 10)).tolist() for _ in range(prepared.workers)]
+    measured, made = _recorded(without_requests, seconds, loads)
     passes = []
     for took_s, each in zip(seconds, made, strict=True):
         reported = np.zeros(len(each), PASSES)

@@ -129,6 +129,9 @@ class Row:
 
     def cause(self, check: Check) -> str:
         """Return why a check fails, by what is left of it given the seconds of the passes."""
+        parted = [each["given"] for each in self.replays if each["given"]["real_differences"]]
+        if check.name == "decisions" and parted and all(g.get("parts_at_near_tie") for g in parted):
+            return "times: given the speed, decisions part at a near-tie, and the others follow it"
         if not check.holds_given:
             return "open: it is left when the speed is given"
         if check.name == "acceptance":

@@ -99,6 +99,11 @@ class Split:
             "near_ties": len(self.given.differences) - len(real),
             "real_differences": len(real),
             "decisions": [difference.text for difference in real],
+            "parts_at_near_tie": any(
+                difference.near_tie_ms is not None
+                for difference in self.given.differences
+                if difference.at_s == self.given.differences[0].at_s
+            ),
             "engines": engines,
         }
 

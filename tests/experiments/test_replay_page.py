@@ -89,6 +89,14 @@ def test_a_decision_follows_from_times_if_none_is_left_given_the_measured_second
     assert check.name == "decisions" and row.cause(check).startswith(cause)
 
 
+def test_decisions_in_the_wake_of_a_near_tie_follow_from_times_too():
+    replay = a_replay(0.0, real=3, given_real=2)
+    replay["given"]["parts_at_near_tie"] = True
+    row = a_row(replay, case="two workers, AReaL")
+    [check] = [check for check in row.checks if not check.holds()]
+    assert not check.holds_given and "part at a near-tie" in row.cause(check)
+
+
 def test_the_page_counts_the_checks_and_gives_each_failing_one_its_cause():
     rows = [
         a_row(a_replay(0.2), a_replay(-0.01)),

@@ -274,7 +274,7 @@ class LogicalClock(simpy.Environment):
 class LogicalLink:
     """A line to a real `Host` around a double on simulated time, and the host's channel at once: its loop runs in a thread,
     which has its turn while simulated time stands still, and gives it back to sleep, or to wait for commands. To be used with
-    the module `time` of `simrl_replay.host` replaced by this: `monotonic` and `sleep` are here."""
+    the module `time` of `simrl_replay.host` replaced by this: `monotonic`, `thread_time` and `sleep` are here."""
 
     offset_s = 0.0
     name = "worker 0"
@@ -353,6 +353,9 @@ class LogicalLink:
 
     def monotonic(self) -> float:
         return self._clock.now
+
+    def thread_time(self) -> float:
+        return self.monotonic()
 
     def poll(self, timeout_s: float | None) -> bool:
         if timeout_s != 0.0:

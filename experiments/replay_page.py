@@ -143,7 +143,7 @@ class Row:
         slower = [1 / (1 + error) - 1 for error in self.of_host("passes_err")]
         shares = self.of_host("core_share")
         return (
-            f"speed: the passes took {min(slower):+.0%} to {max(slower):+.0%} of their profiled seconds, with a core for "
+            f"speed: the passes' seconds are {min(slower):+.0%} to {max(slower):+.0%} off the profile, with a core for "
             f"{min(shares):.0%} to {max(shares):.0%} of the time"
         )
 

@@ -466,15 +466,16 @@ def main(
     with tempfile.TemporaryDirectory() as temporary:
         folder = output or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        bench = Bench(folder, say, profile_s)
         measured = []
-        for row in run(bench, cases, numbers, repeats, page.parent if page else folder):
+        bench = Bench(folder, say, profile_s) if cases or pin else None
+        pictures = page.parent if page else folder
+        for row in run(bench, cases, numbers, repeats, pictures) if bench else ():
             rows[row.case, row.seed] = row
             measured.append(row)
             shown = (*zip(TIMES, times(row), strict=True), *zip(COUNTED, counted(row), strict=True))
             say.print("  ".join(f"{name} {cell}" for name, cell in shown if cell))
             write()
-        if pin:
+        if bench and pin:
             kept["noise"] = noise(bench, CASES[0], pin)
     write()
     if as_json:

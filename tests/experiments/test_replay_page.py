@@ -78,7 +78,7 @@ def test_a_check_holds_as_it_is_within_the_repeats_or_given_the_speed():
 def test_what_the_speed_does_not_explain_stays_open():
     slow, other = a_row(a_replay(0.2)), a_row(a_replay(0.2, given=0.2))
     causes = [row.cause(row.checks[0]) for row in (slow, other)]
-    assert causes[0].startswith("speed: the passes took -17% to -17% of their profiled seconds")
+    assert causes[0].startswith("speed: the passes' seconds are -17% to -17% off the profile")
     assert causes[1] == "open: it is left when the speed is given"
 
 

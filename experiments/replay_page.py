@@ -83,6 +83,7 @@ class Row:
     others_of_repeats: int  # decisions, of two repeats, beside near-ties
     migrations: int
     acceptance: list[float] | None  # predicted, live
+    profile_s: float  # seconds in which its profile was measured, before
 
     def errors(self, name: str, given: bool = False) -> list[float]:
         every = [(each["given"] if given else each)["errors"][name] for each in self.replays]
@@ -276,7 +277,8 @@ def _dates(rows: Sequence[Row]) -> str:
     dates, loads = sorted(row.date for row in rows), [row.load for row in rows]
     shares = [share for row in rows for share in row.of_host("core_share")]
     return (
-        f"Measured from {dates[0]} to {dates[-1]} (UTC), each row at its time below. Other programs ran on these cores: the "
+        f"Measured from {dates[0]} to {dates[-1]} (UTC), each row at its time below, with profiles that were measured "
+        f"for {' or '.join(sorted({f'{row.profile_s:g}' for row in rows}))} s before. Other programs ran on these cores: the "
         f"machine's load was {min(loads):.1f} to {max(loads):.1f}, and an engine's thread had a core for {min(shares):.0%} to "
         f"{max(shares):.0%} of its passes."
     )

@@ -338,6 +338,7 @@ def run(
                     others_of_repeats=max(others, default=0),
                     migrations=_migrations(predicted),
                     acceptance=_acceptance(predicted, results),
+                    profile_s=bench.profile_s,
                 )
 
 

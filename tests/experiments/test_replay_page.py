@@ -57,6 +57,7 @@ def a_row(*replays: dict[str, Any], case: str = "one worker, 64 requests", **cha
         others_of_repeats=0,
         migrations=0,
         acceptance=None,
+        profile_s=45.0,
     )
     return replace(row, **changes)
 

@@ -18,6 +18,7 @@ import gc
 import os
 import time
 import traceback
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -29,7 +30,13 @@ from typing import Any, NamedTuple, Protocol
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.worker import LoadMode
 from simrl_replay.proposer import DrafterSetup, Forced
-from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, VllmEngine, explained
+from simrl_replay.vllm_adapter import (
+    EngineCounters,
+    EngineSettings,
+    PassWork,
+    VllmEngine,
+    explained,
+)
 
 REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
 LOOK_EVERY_S = 0.002  # for awaited weights; a load takes longer
@@ -108,7 +115,7 @@ class Reset(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Report the engine's counters since its reset."""
+    """Report the engine's counters since its reset, and its passes."""
 
 
 class Close(NamedTuple):
@@ -184,13 +191,25 @@ class Reached(NamedTuple):
     vocabulary: int = 0
 
 
+class Counted(NamedTuple):
+    """Answer to `Count`: the counters, and the passes one after another, each with the values that
+    `PASS` names. A pass begins when the last one ends, when a load ends, or when a request comes to
+    an idle engine; `cpu_s` is what this thread had of a core until it ended."""
+
+    counters: EngineCounters
+    passes: array[float]
+
+
+PASS = ("began_s", "ended_s", "cpu_s", *PassWork._fields)
+
+
 class Alive(NamedTuple):
     """The engine is at a boundary and has nothing else to report."""
 
     at_s: float
 
 
-Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | EngineCounters | Alive
+Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | Counted | Alive
 
 
 class Channel(Protocol):
@@ -243,6 +262,8 @@ class Host:
         self._reported_s = time.monotonic()
         self._slowdown = 1.0
         self._begun = 0
+        self._passes = array("d")  # as in `Counted`
+        self._boundary_s = 0.0, 0.0  # wall clock and CPU time at which the next pass begins
         self.closed = False
 
     @property
@@ -311,7 +332,7 @@ class Host:
             case Reset():
                 self._reset(command)
             case Count():
-                self._reports.append(self._engine.counters())
+                self._reports.append(Counted(self._engine.counters(), self._passes))
             case Close():
                 self.closed = True
 
@@ -323,6 +344,8 @@ class Host:
     def _add(self, request: _RunningRequest) -> None:
         """Add a request to the engine, with the tokens that it has."""
         self._begun += 1
+        if not self._by_engine_id:
+            self._boundary_s = time.monotonic(), time.thread_time()
         begin, had = request.begin, tuple(request.token_ids)
         request.request_id = request_id = f"{begin.number}.{self._begun}"
         self._by_engine_id[request_id] = request
@@ -378,7 +401,13 @@ class Host:
         progress = self._engine.step()
         if self._slowdown > 1.0:
             time.sleep((time.monotonic() - started_s) * (self._slowdown - 1.0))
-        now_s = time.monotonic()
+        (began_s, before_s), self._boundary_s = (
+            self._boundary_s,
+            (time.monotonic(), time.thread_time()),
+        )
+        now_s, cpu_s = self._boundary_s
+        if (work := self._engine.last_pass) is not None:
+            self._passes.extend((began_s, now_s, cpu_s - before_s, *work))
         for gained in progress:
             request = self._by_engine_id.get(gained.request_id)
             if request is None:
@@ -414,8 +443,11 @@ class Host:
                 time.sleep(load.held_s)
             if self._engine.drafter is not None:
                 self._engine.drafter.new_rollout()
+            self._boundary_s = time.monotonic(), time.thread_time()
             numbers = tuple(request.number for request in aborted)
-            self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic(), numbers))
+            self._reports.append(
+                Loaded(load.key, load.version, now_s, self._boundary_s[0], numbers)
+            )
             for request in aborted if load.retry_s == 0 else ():
                 self._add(request)
         self._engine.admit(not self._loads)
@@ -435,6 +467,7 @@ class Host:
         self._engine.recompute_running()
         self._engine.load_weights(command.folder)
         self._engine.reset_counters()
+        self._passes = array("d")
         self._reports.append(
             Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary)
         )

@@ -35,6 +35,7 @@ from simrl.study.executors import connect
 from simrl.study.progress import compile_kernels, progress_bar
 from simrl.systems.recipes import parameters_of
 from simrl.trace.trace import write_trace
+from simrl_replay.measured_passes import Split, split_error
 from simrl_replay.ray_link import ray_fleet
 from simrl_replay.replayer import (
     Measured,
@@ -108,7 +109,10 @@ def measure_and_show(
         notes.print("engines are up; replaying …")
         with fleet:
             measured = _replays(prepared, fleet, config, repeats, training)
-        agreements, text = _write(temporary, folder, predicted, measured)
+        # A real trainer's seconds are neither the engines' speed nor the schedule.
+        passes = [] if training else [each for each in measured if each.passes]
+        splits = [split_error(prepared, each.result, each.passes) for each in passes]
+        agreements, text = _write(temporary, folder, predicted, measured, splits)
     if as_json:
         print(text)
     else:
@@ -116,6 +120,7 @@ def measure_and_show(
         say(
             Screen(),
             repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread),
+            *(split.line for split in splits[:1]),
         )
         for number, each in enumerate(measured, 1):
             where = f", replay {number}" if len(measured) > 1 else ""
@@ -184,7 +189,11 @@ def _complete(measured: Sequence[Measured]) -> list[Result]:
 
 
 def _write(
-    temporary: Path, folder: Path, predicted: Result, measured: Sequence[Measured]
+    temporary: Path,
+    folder: Path,
+    predicted: Result,
+    measured: Sequence[Measured],
+    splits: Sequence[Split],
 ) -> tuple[list[Agreement], str]:
     """Write all results, the trace and the agreements; return the agreements, and the JSON of the
     first, and of the repeats, with the final `folder`."""
@@ -201,7 +210,13 @@ def _write(
         "errors": [asdict(each.errors) for each in agreements],
         "spread": spread and asdict(spread),
     }
-    facts = {"folder": str(folder), **agreements[0].as_json(), "repeats": repeats}
+    given = [split.as_json() for split in splits]
+    facts = {
+        "folder": str(folder),
+        **agreements[0].as_json(),
+        "repeats": repeats,
+        "given_measured_passes": given,
+    }
     if "trained" in first.result.metadata["replay"]:
         from simrl_replay.trained import phases_json
 

@@ -29,7 +29,7 @@ from simrl.simulate.prepare import Prepared
 from simrl.simulate.run import Schedule
 from simrl.trace.trace import Response, Sample, Trace, TraceMetadata
 from simrl_replay.clock import WallClock
-from simrl_replay.host import Close, Command, Count, DraftCall, Reached, Report, Reset
+from simrl_replay.host import Close, Command, Count, Counted, DraftCall, Reached, Report, Reset
 from simrl_replay.link import (
     EngineLink,
     GoneError,
@@ -39,6 +39,7 @@ from simrl_replay.link import (
     start_all,
     wait_until_ready,
 )
+from simrl_replay.measured_passes import Passes, passes_of
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.speculative import (
     answers_of,
@@ -48,7 +49,6 @@ from simrl_replay.speculative import (
     speculative_config,
 )
 from simrl_replay.vllm_adapter import (
-    EngineCounters,
     EngineSettings,
     check_model,
     check_weights,
@@ -96,12 +96,13 @@ class ReplayConfig:
 
 
 class Measured(NamedTuple):
-    """Output of a replay: its result, the trace of the generated tokens, and the error that stopped
-    it, if any."""
+    """Output of a replay: its result, the trace of the generated tokens, the error that stopped it,
+    if any, and the passes of each engine; without passes if an engine was lost."""
 
     result: Result
     trace: Trace | None
     stopped: BaseException | None
+    passes: tuple[Passes, ...] = ()
 
 
 def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
@@ -375,9 +376,13 @@ def replay(
             worker.on_done, worker.on_back = history.finished, history.tell_all
     stopped: BaseException | None = None
     engines: list[dict[str, int]] = []
+    passes: tuple[Passes, ...] = ()
     try:
         schedule.run()
-        engines = counted(fleet, config.step_deadline_s)
+        engines, rows = counted(fleet, config.step_deadline_s)
+        if all(rows) and not happened and not prepared.scenario.faults:
+            clocks_s = [env.monotonic_s + link.offset_s for link in fleet.links]
+            passes = tuple(map(passes_of, rows, clocks_s))
     except (KeyboardInterrupt, StoppedError) as error:
         stopped = error
     result = schedule.result()
@@ -410,6 +415,7 @@ def replay(
         result,
         _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None,
         stopped,
+        passes,
     )
 
 
@@ -442,17 +448,21 @@ def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None
     return vocabulary
 
 
-def counted(fleet: ReplayEngines, deadline_s: float) -> list[dict[str, int]]:
-    """Return the counters of each engine since its reset, or since its restart after a loss; {} for
-    an engine that is gone. Passes after the schedule's end, of requests that it left, count until
-    the engine answers."""
+def counted(
+    fleet: ReplayEngines, deadline_s: float
+) -> tuple[list[dict[str, int]], list[Sequence[float]]]:
+    """Return the counters and the passes (`host.Passes`) of each engine since its reset, or since
+    its restart after a loss; none of an engine that is gone. Passes after the schedule's end, of
+    requests that it left, count until the engine answers."""
     for link in fleet.links:
         link.send([Count()])
     counters: list[dict[str, int]] = [{} for _ in fleet.links]
-    for each, link in zip(counters, fleet.links, strict=True):
+    passes: list[Sequence[float]] = [() for _ in fleet.links]
+    for i, link in enumerate(fleet.links):
         with suppress(StoppedError):  # the result is worth more than its counters
-            each.update(_answer(link, EngineCounters, deadline_s)._asdict())
-    return counters
+            answer = _answer(link, Counted, deadline_s)
+            counters[i], passes[i] = answer.counters._asdict(), answer.passes
+    return counters, passes
 
 
 R = TypeVar("R", bound=Report)

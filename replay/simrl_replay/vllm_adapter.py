@@ -97,6 +97,20 @@ class EngineCounters(NamedTuple):
     accepted_tokens: int = 0
 
 
+class PassWork(NamedTuple):
+    """Work of a forward pass, as the simulated engine counts it (`simrl.profile.profile.pass_s`): its
+    tokens; the positions that it samples; the tokens of contexts that it computes, and Σ c (k + c / 2)
+    over their chunks of c tokens after k computed ones; the requests that decode, drafts or not, and
+    the tokens of their contexts."""
+
+    query_tokens: int = 0
+    positions: int = 0
+    prefill_tokens: int = 0
+    prefill_work: float = 0.0
+    decodes: int = 0
+    decode_kv_tokens: int = 0
+
+
 class Progress(NamedTuple):
     """Outcome of a step for a request: the tokens it gained, whether it is finished, and the number
     of verified draft tokens."""
@@ -214,6 +228,7 @@ class VllmEngine:
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self._counts: Counter[str] = Counter()  # by the names of `EngineCounters`
+        self.last_pass: PassWork | None = None  # of the last step; None if it computed nothing
         self._verified: dict[
             str, list[int]
         ] = {}  # verified drafts of the running step, by vLLM's ids
@@ -276,6 +291,7 @@ class VllmEngine:
             self.drafter.restarts = False
         if self.drafter is not None and self.drafter.stale:
             put_drafts(self._scheduler, self.drafter.redraft())
+        self.last_pass = None
         outputs = self._engine.step()
         put_drafts(self._scheduler, self._drafts)
         self._drafts = {}
@@ -309,7 +325,9 @@ class VllmEngine:
 
         def watched(*arguments: Any, **named: Any) -> Any:
             scheduled = schedule(*arguments, **named)
-            counts["passes"] += scheduled.total_num_scheduled_tokens > 0
+            if scheduled.total_num_scheduled_tokens > 0:
+                counts["passes"] += 1
+                self.last_pass = _work_of(scheduled)
             if self.settings.prefix_caching:
                 for request_id, hit_tokens in _admitted(scheduled):
                     counts["prefix_queried_tokens"] += scheduler.requests[request_id].num_tokens
@@ -484,6 +502,27 @@ def _admitted(scheduled: Any) -> Iterator[tuple[str, int]]:
     for request_id, computed_tokens in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         if request_id in cached.resumed_req_ids:
             yield request_id, computed_tokens
+
+
+def _work_of(scheduled: Any) -> PassWork:
+    """Return the work of a scheduled pass."""
+    cached, drafts = scheduled.scheduled_cached_reqs, scheduled.scheduled_spec_decode_tokens
+    requests = [(new.req_id, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs]
+    requests += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    positions = prefill_tokens = decodes = decode_kv_tokens = 0
+    prefill_work = 0.0
+    for request_id, computed in requests:
+        new = scheduled.num_scheduled_tokens[request_id]
+        if computed > 0 and new == 1 + len(drafts.get(request_id, ())):
+            decodes += 1
+            decode_kv_tokens += computed + new
+            positions += new
+        else:
+            prefill_tokens += new
+            prefill_work += new * (computed + 0.5 * new)
+            positions += 1
+    total = scheduled.total_num_scheduled_tokens
+    return PassWork(total, positions, prefill_tokens, prefill_work, decodes, decode_kv_tokens)
 
 
 def _meet_in_a_file() -> None:

@@ -69,7 +69,8 @@ class ReplayConfig:
     0. With `recorded_tokens` every response is the trace's own, token by token, whatever the
     weights. `engines_per_gpu` engines share a GPU: each gets its part of
     `engine.gpu_memory_utilization`, and they start in turn. `graphs` are the CUDA graphs, as in
-    `EngineSettings`.
+    `EngineSettings`. On a cluster, `copy_weights` gives every node copies of the weights also where
+    it sees their path, as on a slow network file system.
     """
 
     model: Path
@@ -86,6 +87,7 @@ class ReplayConfig:
     start_deadline_s: float = 600.0
     engines_per_gpu: int = 1
     graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
+    copy_weights: bool = False
 
     def folder(self, version: int) -> str:
         folders = self.weights or (self.model,)
@@ -356,12 +358,19 @@ def replay(
         for worker in workers:
             worker.on_done, worker.on_back = history.finished, history.tell_all
     stopped: BaseException | None = None
-    engines: list[dict[str, int]] = []
+    counters: list[dict[str, int]] = [{} for _ in fleet.links]
     try:
         schedule.run()
-        engines = counted(fleet, config.step_deadline_s)
+        up = [worker.is_up for worker in workers]
+        counters = counted(fleet, up, config.step_deadline_s)
     except (KeyboardInterrupt, StoppedError) as error:
         stopped = error
+        without = ", ".join(worker.link.name for worker in workers if worker.without_room)
+        if without and isinstance(error, StoppedError):
+            stopped = StoppedError(
+                f"{without}: no room on the cluster after a loss, and the schedule cannot go on without; add a node, or use "
+                f"fewer --workers ({error})"
+            )
     result = schedule.result()
     facts = {
         "clock": "wall",
@@ -377,7 +386,10 @@ def replay(
         "recorded_tokens": config.recorded_tokens,
         "prompts": "token ids drawn at random, by seed and prompt_id, as long as the trace says",
         "training": "held for as long as the simulator says; so are rewards",
-        "engines": engines,
+        "engines": [
+            {**link.place, **each} for link, each in zip(fleet.links, counters, strict=True)
+        ],
+        "tokens": balance(result, sum(worker.generated_total for worker in workers)),
         "happened": happened,
     }
     result = replace(result, metadata={**result.metadata, "replay": facts})
@@ -387,6 +399,18 @@ def replay(
         _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None,
         stopped,
     )
+
+
+def balance(result: Result, generated: int) -> dict[str, int]:
+    """Return the tokens that the engines reported, `generated`, and what became of them: those of
+    samples by status, and the ones that no sample keeps. Equal sums show that a loss of engines
+    lost and repeated none."""
+    samples = result.samples.to_pandas()
+    kept = {
+        status: int(samples.generated_tokens[samples.status == status].sum())
+        for status in ("trained", "dropped", "buffered", "in_flight")
+    }
+    return {"generated": generated, **kept, "duplicates": int(samples.duplicate_tokens.sum())}
 
 
 def connected(schedule: Schedule) -> list[VllmWorker]:
@@ -418,14 +442,19 @@ def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None
     return vocabulary
 
 
-def counted(fleet: ReplayEngines, deadline_s: float) -> list[dict[str, int]]:
+def counted(fleet: ReplayEngines, up: Sequence[bool], deadline_s: float) -> list[dict[str, int]]:
     """Return the counters of each engine since its reset, or since its restart after a loss; {} for
-    an engine that is gone. Passes after the schedule's end, of requests that it left, count until
-    the engine answers."""
-    for link in fleet.links:
-        link.send([Count()])
+    an engine that is gone or, by `up`, starts. Passes after the schedule's end, of requests that it
+    left, count until the engine answers."""
     counters: list[dict[str, int]] = [{} for _ in fleet.links]
-    for each, link in zip(counters, fleet.links, strict=True):
+    running = [
+        pair
+        for pair, runs in zip(zip(counters, fleet.links, strict=True), up, strict=False)
+        if runs
+    ]
+    for _, link in running:
+        link.send([Count()])
+    for each, link in running:
         with suppress(StoppedError):  # the result is worth more than its counters
             each.update(_answer(link, EngineCounters, deadline_s)._asdict())
     return counters

@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from functools import cache
 from pathlib import Path
+from tempfile import mkdtemp
 from threading import Lock
 from typing import Any, NamedTuple
 
@@ -126,8 +127,8 @@ class NodeFiles:
         import ray
 
         if files not in self._paths:
-            folder = self._place / f"{len(self._paths)}" / name
-            folder.mkdir(parents=True)
+            folder = Path(mkdtemp(dir=self._place)) / name
+            folder.mkdir()
             for file, references in zip(files, chunks, strict=True):
                 digest = hashlib.sha256()
                 with (folder / file.name).open("wb") as opened:

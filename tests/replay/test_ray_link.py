@@ -18,6 +18,7 @@ from simrl.trace.trace import write_trace  # noqa: E402
 from simrl_replay.link import start_all  # noqa: E402
 from simrl_replay.random_model import make_model, nudge  # noqa: E402
 from simrl_replay.ray_link import RayLink, ray_fleet  # noqa: E402
+from simrl_replay.ray_nodes import Nodes  # noqa: E402
 from simrl_replay.replayer import ReplayConfig, engine_settings, replay  # noqa: E402
 from tests.command_line import SCENARIO, CommandLine  # noqa: E402
 from tests.helpers import trace  # noqa: E402
@@ -109,7 +110,7 @@ def test_an_actor_that_does_not_start_is_told_in_a_line(
     links: list[RayLink] = []
 
     def start() -> RayLink:
-        links.append(RayLink(_Missing(), engine_settings(prepared, config)))  # type: ignore[arg-type]
+        links.append(RayLink(_Missing(), engine_settings(prepared, config), Nodes()))  # type: ignore[arg-type]
         links[-1].name = "worker 0"
         return links[-1]
 

@@ -1,7 +1,6 @@
-"""A replay over two nodes of a Ray cluster, here on one machine and with doubles of engines: where engines are, how weights reach
-them, and what a lost node costs."""
+"""A replay over two nodes of a Ray cluster, here on one machine and mostly with doubles of engines: where engines are, how
+weights reach them, and what a lost node costs."""
 
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -39,7 +38,7 @@ from simrl_replay.vllm_worker import VllmWorker  # noqa: E402
 from tests.command_line import ROOT  # noqa: E402
 from tests.engine_double import EngineDouble, double_settings  # noqa: E402
 from tests.helpers import RESPONSES, ROOMY  # noqa: E402
-from tests.replay.test_replay_faults import Stage, eventually, samples  # noqa: E402
+from tests.replay.test_replay_faults import Stage, samples  # noqa: E402
 from tests.replay.test_vllm_worker import prompt_ids  # noqa: E402
 
 SHM_BYTES = 80 * 2**20  # of a node's object store: the least that Ray takes is 75 MiB
@@ -158,20 +157,15 @@ def test_engines_are_spread_over_the_nodes_and_weights_travel_to_each(
         )
         assert [load.version for load in loads] == [2, 2] and len(travels) == 6
         assert real.happened == []
-    assert not ray_nodes_left()
-
-
-def ray_nodes_left() -> list[Any]:
-    return [each for each in ray.util.state.list_actors() if each.state == "ALIVE"] if False else []
 
 
 def test_a_lost_nodes_samples_go_on_elsewhere_and_its_engine_comes_back_when_there_is_room(
     two_nodes: tuple[Cluster, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster, nodes = two_nodes
-    monkeypatch.setattr(ray_link, "PLACE_S", 1.0)
     config = config_of(tmp_path)
     with stage(config, doubles(config, cluster)) as real:
+        monkeypatch.setattr(ray_link, "PLACE_S", 1.0)
         ids = [link.place["node_id"] for link in real.fleet.links]
         lost = ids.index(nodes[1].node_id)
         real.at(0.5, lambda: cluster.remove_node(nodes[1], allow_graceful=False))
@@ -194,3 +188,74 @@ def test_a_lost_nodes_samples_go_on_elsewhere_and_its_engine_comes_back_when_the
             Path(t.folder).name for t in real.fleet.nodes.travels if t.node_id == third.node_id
         } == {"v0", "v1"}
         real.finish(samples(4, 20))
+
+
+def test_a_shared_path_is_taken_as_it_is_where_its_files_are_equal(
+    two_nodes: tuple[Cluster, list[Any]], tmp_path: Path
+) -> None:
+    config = config_of(tmp_path, copy_weights=False)
+    with stage(config, doubles(config, two_nodes[0], workers=1)) as real:
+        real.finish(samples(2, 10))
+        assert real.fleet.nodes.travels == []
+
+
+def test_a_node_with_other_versions_is_refused_in_a_line(
+    two_nodes: tuple[Cluster, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, here = config_of(tmp_path), versions()
+    for other, what in (
+        (Versions("another", here.vllm), "has another version of simrl than this machine"),
+        (Versions(here.code, "0.26.0"), f"has vLLM {here.vllm}, this machine has 0.26.0"),
+    ):
+        monkeypatch.setattr(ray_nodes, "versions", lambda other=other: other)
+        with pytest.raises(InputError, match=rf"worker 0: node .*{what}; install") as told:
+            doubles(config, two_nodes[0], workers=1)
+        assert "\n" not in str(told.value)
+
+
+def test_a_cluster_that_is_too_small_is_refused_before_anything_starts() -> None:
+    nodes = [
+        {"Alive": True, "Resources": {"CPU": 64.0, "GPU": 8.0}},
+        {"Alive": True, "Resources": {"CPU": 64.0, "GPU": 3.0}},
+        {"Alive": True, "Resources": {"CPU": 4.0}},
+        {"Alive": False, "Resources": {"GPU": 8.0}},
+    ]
+    gpus = replace(double_settings(ROOMY), device="cuda", tp=2)
+    check_room(5, gpus, nodes)
+    with pytest.raises(
+        InputError,
+        match=r"--ray: 6 engines need 2 GPUs each, all on one node; the cluster has room for 5 \(its nodes have 8, 3, 0\); "
+        r"use fewer --workers, a smaller cluster\.tp, or add nodes",
+    ):
+        check_room(6, gpus, nodes)
+    with pytest.raises(
+        InputError, match=r"1 engines need 16 GPUs each, all on one node.*room for 0"
+    ):
+        check_room(1, replace(gpus, tp=16), nodes)
+    with pytest.raises(InputError, match=r"need 48 CPUs each.*room for 2.*fewer --threads"):
+        check_room(3, replace(double_settings(ROOMY), threads=48), nodes)
+
+
+def test_a_node_takes_only_files_of_equal_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "get", lambda chunk: chunk)  # of no cluster
+    folder = version(tmp_path / "v0", b"weights")
+    files = listed(folder)
+    assert [file.name for file in files] == ["config.json", "model.safetensors"]
+    node = NodeFiles()
+    assert node.path(str(folder), files, shared=True) == str(folder)
+    (folder / "model.safetensors").write_bytes(b"WEIGHTS")
+    newer = listed(folder)
+    with pytest.raises(
+        StoppedError, match=r"model\.safetensors: other bytes arrived than were sent"
+    ):
+        node.copy("v0", newer, [[b"{}"], [b"WEI", b"GHTz"]])
+    copy = Path(node.copy("v0", newer, [[b"{}"], [b"WEI", b"GHTS"]]))
+    assert copy != folder and listed(copy) == newer
+    assert node.path(str(folder), newer, shared=False) == str(copy)
+    unlike = (File("config.json", 2, "0" * 64),)
+    assert node.path(str(folder), unlike, shared=True) is None
+    assert node.path(str(tmp_path / "nowhere"), (*newer, *unlike), shared=True) is None
+    node.close()
+    assert not copy.exists()

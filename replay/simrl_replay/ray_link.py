@@ -307,8 +307,9 @@ class RayEngines(ReplayEngines):
             nodes.close()
             raise
 
-    def lost_nodes(self) -> list[str]:
-        return self.nodes.lost()
+    def facts(self) -> dict[str, Any]:
+        travels = [travel._asdict() for travel in self.nodes.travels]
+        return {"lost_nodes": self.nodes.lost(), "travels": travels}
 
     def __exit__(self, *error: object) -> None:
         super().__exit__(*error)

@@ -100,7 +100,7 @@ def measure_and_show(
                 print(f"At {event['at_s']:.1f} s{where}: {event['message']}.")
         facts = measured[-1].result.metadata["replay"]
         if ray is not None:
-            lost = "".join(f"; {node} was lost" for node in facts["lost_nodes"])
+            lost = "".join(f"; {node} was lost" for node in facts.get("lost_nodes", ()))
             print(f"{places_line(facts['engines'])} at the end of the replay{lost}.")
         print(balance_line(facts["tokens"]))
         print(f"Training and rewards took the predicted time. Written to {folder}.")

@@ -271,9 +271,9 @@ class ReplayEngines:
         self.links[worker] = self._start[worker]()
         return self.links[worker]
 
-    def lost_nodes(self) -> list[str]:
-        """Return the machines that are gone, other than this one."""
-        return []
+    def facts(self) -> dict[str, Any]:
+        """Return what a result records of the engines' machines, if there are others than this."""
+        return {}
 
     def __enter__(self) -> ReplayEngines:
         return self
@@ -394,8 +394,8 @@ def replay(
             {**link.place, **each} for link, each in zip(fleet.links, counters, strict=True)
         ],
         "tokens": balance(result, sum(worker.generated_total for worker in workers)),
-        "lost_nodes": fleet.lost_nodes(),
         "happened": happened,
+        **fleet.facts(),
     }
     result = replace(result, metadata={**result.metadata, "replay": facts})
     rollouts = [rollout for rollout in schedule.recorder.rollouts() if rollout.done]

@@ -73,6 +73,13 @@ def replay(
             help="a Ray cluster to place the engines on: 'auto' (the running one), HOST:PORT, or 'local' (starts one)"
         ),
     ] = None,
+    copy_weights: Annotated[
+        bool,
+        typer.Option(
+            "--copy-weights",
+            help="with --ray: give each node copies of the weights, also where it sees their path (a slow shared file system)",
+        ),
+    ] = False,
     step_deadline: Annotated[
         float,
         typer.Option(min=0.1, help="seconds without a step after which an engine counts as hung"),
@@ -119,6 +126,10 @@ def replay(
     from simrl_replay.sized import with_measured_loads
     from simrl_replay.speculative import replayed_form
 
+    if copy_weights and ray is None:
+        raise InputError(
+            "--copy-weights is for the nodes of a Ray cluster; add --ray, or leave it out"
+        )
     if device not in ("cpu", "cuda"):
         raise InputError(f"--device {device}: choose cpu or cuda")
     chosen = chosen_scenario(scenario, overrides or [], system, dispatch, speculation)
@@ -142,6 +153,7 @@ def replay(
         threads=threads,
         step_deadline_s=step_deadline,
         start_deadline_s=start_deadline,
+        copy_weights=copy_weights,
     )
     if train:
         from simrl_replay.trained import check_trainable, follows

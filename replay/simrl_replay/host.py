@@ -203,13 +203,19 @@ class Counted(NamedTuple):
 PASS = ("began_s", "ended_s", "cpu_s", *PassWork._fields)
 
 
+class NoRoom(NamedTuple):
+    """The link's own report: nothing can run the engine that is to take a lost one's place yet."""
+
+    message: str
+
+
 class Alive(NamedTuple):
-    """The engine is at a boundary and has nothing else to report."""
+    """The engine is at a boundary and has nothing else to report; or there is room for it again."""
 
     at_s: float
 
 
-Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | Counted | Alive
+Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | Counted | NoRoom | Alive
 
 
 class Channel(Protocol):

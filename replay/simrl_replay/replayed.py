@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,7 +36,7 @@ from simrl.study.progress import compile_kernels, progress_bar
 from simrl.systems.recipes import parameters_of
 from simrl.trace.trace import write_trace
 from simrl_replay.measured_passes import Split, split_error
-from simrl_replay.ray_link import ray_fleet
+from simrl_replay.ray_link import places_line, ray_fleet
 from simrl_replay.replayer import (
     Measured,
     ReplayConfig,
@@ -106,9 +106,10 @@ def measure_and_show(
             f"predicted: {predicted.metadata['end_s']:.1f} s for {steps} updates; starting engines …"
         )
         fleet = _start_engines(prepared, settings, config, ray, temporary / "logs", folder)
-        notes.print("engines are up; replaying …")
+        where = "" if ray is None else f": {places_line([link.place for link in fleet.links])}"
+        notes.print(f"engines are up{where}; replaying …")
         with fleet:
-            measured = _replays(prepared, fleet, config, repeats, training)
+            measured, not_begun = _replays(prepared, fleet, config, repeats, training)
         # A real trainer's seconds are neither the engines' speed nor the schedule.
         passes = [] if training else [each for each in measured if each.passes]
         splits = [split_error(prepared, each.result, each.passes) for each in passes]
@@ -126,6 +127,11 @@ def measure_and_show(
             where = f", replay {number}" if len(measured) > 1 else ""
             for event in each.result.metadata["replay"]["happened"]:
                 print(f"At {event['at_s']:.1f} s{where}: {event['message']}.")
+        facts = measured[-1].result.metadata["replay"]
+        if ray is not None:
+            lost = "".join(f"; {node} was lost" for node in facts.get("lost_nodes", ()))
+            print(f"{places_line(facts['engines'])} at the end of the replay{lost}.")
+        print(balance_line(facts["tokens"]))
         if training is None:
             took = "Training and rewards took the predicted time"
         else:
@@ -138,7 +144,7 @@ def measure_and_show(
             print(
                 "The results of an earlier replay there were replaced; --output names another folder."
             )
-    if (stopped := measured[-1].stopped) is not None:
+    if (stopped := measured[-1].stopped or not_begun) is not None:
         why = str(stopped) or "interrupted"
         raise StoppedError(f"{why}; the results up to then are in {folder}")
 
@@ -172,16 +178,22 @@ def _replays(
     config: ReplayConfig,
     repeats: int,
     training: RealTraining | None,
-) -> list[Measured]:
-    """Replay on engines that stay up; what stops a replay ends the series."""
+) -> tuple[list[Measured], StoppedError | None]:
+    """Replay on engines that stay up; what stops a replay ends the series. Return the replays, and
+    why the next could not begin, if it could not."""
     measured: list[Measured] = []
     with progress_bar() as progress:
         task = progress.add_task("replaying: updates", total=repeats * prepared.scenario.steps)
         while len(measured) < repeats and not (measured and measured[-1].stopped):
-            measured.append(
-                replay(prepared, fleet, config, lambda _: progress.advance(task), training)
-            )
-    return measured
+            try:
+                measured.append(
+                    replay(prepared, fleet, config, lambda _: progress.advance(task), training)
+                )
+            except StoppedError as error:  # an engine is gone, and none can take its place
+                if not measured:
+                    raise
+                return measured, StoppedError(f"replay {len(measured) + 1} did not begin: {error}")
+    return measured, None
 
 
 def _complete(measured: Sequence[Measured]) -> list[Result]:
@@ -225,6 +237,18 @@ def _write(
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
     save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")
     return agreements, text
+
+
+def balance_line(tokens: Mapping[str, int]) -> str:
+    """Return a line on the tokens that the engines reported and what became of them."""
+    generated, *kept = tokens.values()
+    of = [
+        f"{count:,} {name.replace('_', ' ')}"
+        for name, count in list(tokens.items())[1:]
+        if count or name == "trained"
+    ]
+    wrong = "" if generated == sum(kept) else ", which are not equal: report this with the scenario"
+    return f"Tokens: {generated:,} generated = {' + '.join(of)}{wrong}."
 
 
 def default_folder(scenario: Scenario, workers: int) -> Path:

@@ -72,7 +72,8 @@ class ReplayConfig:
     0. With `recorded_tokens` every response is the trace's own, token by token, whatever the
     weights. `engines_per_gpu` engines share a GPU: each gets its part of
     `engine.gpu_memory_utilization`, and they start in turn. `graphs` are the CUDA graphs, as in
-    `EngineSettings`.
+    `EngineSettings`. On a cluster, `copy_weights` gives every node copies of the weights also where
+    it sees their path, as on a slow network file system.
     """
 
     model: Path
@@ -89,6 +90,7 @@ class ReplayConfig:
     start_deadline_s: float = 600.0
     engines_per_gpu: int = 1
     graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
+    copy_weights: bool = False
 
     def folder(self, version: int) -> str:
         folders = self.weights or (self.model,)
@@ -273,6 +275,10 @@ class ReplayEngines:
         self.links[worker] = self._start[worker]()
         return self.links[worker]
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a result records of the engines' machines, if there are others than this."""
+        return {}
+
     def __enter__(self) -> ReplayEngines:
         return self
 
@@ -375,16 +381,23 @@ def replay(
         for worker in workers:
             worker.on_done, worker.on_back = history.finished, history.tell_all
     stopped: BaseException | None = None
-    engines: list[dict[str, int]] = []
+    counters: list[dict[str, int]] = [{} for _ in fleet.links]
     passes: tuple[Passes, ...] = ()
     try:
         schedule.run()
-        engines, rows = counted(fleet, config.step_deadline_s)
+        up = [worker.is_up for worker in workers]
+        counters, rows = counted(fleet, up, config.step_deadline_s)
         if all(rows) and not happened and not prepared.scenario.faults:
             clocks_s = [env.monotonic_s + link.offset_s for link in fleet.links]
             passes = tuple(map(passes_of, rows, clocks_s))
     except (KeyboardInterrupt, StoppedError) as error:
         stopped = error
+        without = ", ".join(worker.link.name for worker in workers if worker.without_room)
+        if without and isinstance(error, StoppedError):
+            stopped = StoppedError(
+                f"{without}: no room on the cluster after a loss, and the schedule cannot go on without; add a node, or use "
+                f"fewer --workers ({error})"
+            )
     result = schedule.result()
     facts = {
         "clock": "wall",
@@ -404,8 +417,12 @@ def replay(
         "training": "real"
         if training
         else "held for as long as the simulator says; so are rewards",
-        "engines": engines,
+        "engines": [
+            {**link.place, **each} for link, each in zip(fleet.links, counters, strict=True)
+        ],
+        "tokens": balance(result, sum(worker.generated_total for worker in workers)),
         "happened": happened,
+        **fleet.facts(),
     }
     if training is not None:
         facts["trained"] = training.facts(result)
@@ -417,6 +434,18 @@ def replay(
         stopped,
         passes,
     )
+
+
+def balance(result: Result, generated: int) -> dict[str, int]:
+    """Return the tokens that the engines reported, `generated`, and what became of them: those of
+    samples by status, and the ones that no sample keeps. Equal sums show that a loss of engines
+    lost and repeated none."""
+    samples = result.samples.to_pandas()
+    kept = {
+        status: int(samples.generated_tokens[samples.status == status].sum())
+        for status in ("trained", "dropped", "buffered", "in_flight")
+    }
+    return {"generated": generated, **kept, "duplicates": int(samples.duplicate_tokens.sum())}
 
 
 def connected(schedule: Schedule) -> list[VllmWorker]:
@@ -449,16 +478,18 @@ def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None
 
 
 def counted(
-    fleet: ReplayEngines, deadline_s: float
+    fleet: ReplayEngines, up: Sequence[bool], deadline_s: float
 ) -> tuple[list[dict[str, int]], list[Sequence[float]]]:
     """Return the counters and the passes (`host.Passes`) of each engine since its reset, or since
-    its restart after a loss; none of an engine that is gone. Passes after the schedule's end, of
-    requests that it left, count until the engine answers."""
-    for link in fleet.links:
-        link.send([Count()])
+    its restart after a loss; none of an engine that is gone or, by `up`, starts. Passes after the
+    schedule's end, of requests that it left, count until the engine answers."""
     counters: list[dict[str, int]] = [{} for _ in fleet.links]
     passes: list[Sequence[float]] = [() for _ in fleet.links]
-    for i, link in enumerate(fleet.links):
+    running = [i for i, runs in enumerate(up) if runs]
+    for i in running:
+        fleet.links[i].send([Count()])
+    for i in running:
+        link = fleet.links[i]
         with suppress(StoppedError):  # the result is worth more than its counters
             answer = _answer(link, Counted, deadline_s)
             counters[i], passes[i] = answer.counters._asdict(), answer.passes

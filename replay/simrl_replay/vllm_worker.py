@@ -7,7 +7,8 @@ schedule's clock.
 
 A lost engine is restarted, loads the version that was last requested, and takes samples again;
 until then, submitted samples come back at once, and weights count as loaded. Its samples go on
-elsewhere from their last token, by the dispatcher's rule. A loss that a scenario injects lasts
+elsewhere from their last token, by the dispatcher's rule. While there is no room for the new engine,
+the schedule goes on without it, as long as it needs nothing from it. A loss that a scenario injects lasts
 until the scenario ends it.
 """
 
@@ -122,8 +123,14 @@ class VllmWorker:
         self._planned = False  # the scenario injects the loss, and notifies the dispatcher
         self._back: list[simpy.Event] = []
         self._restarts = 0
+        self.without_room = False  # nothing can run the engine that is to take the lost one's place
         env.listen(link.connection, self._hear, self._gone, self._awaits)
         env.check(self._look)
+
+    @property
+    def is_up(self) -> bool:
+        """True if the engine runs with the weights that were last requested."""
+        return self._state == "up"
 
     # Calls of a schedule.
 
@@ -310,7 +317,8 @@ class VllmWorker:
 
     def _awaits(self) -> bool:
         """Return whether the engine has anything to report."""
-        return bool(self._requests or self._loads or self._asked or self._state == "starting")
+        starting = self._state == "starting" and not self.without_room
+        return bool(self._requests or self._loads or self._asked or starting)
 
     def _hear(self, reports: Sequence[host.Report]) -> None:
         self._heard_s = self._env.wall_s()
@@ -338,10 +346,14 @@ class VllmWorker:
                     self._answered(report)
                 case host.Ready():
                     self._ready()
+                case host.NoRoom(message):
+                    if not self.without_room:
+                        self._happened("no room", f"{message}; the others go on without it")
+                    self.without_room = True
                 case host.Failed(message, trace):
                     raise StoppedError(f"{self.link.name}: {message}") from RuntimeError(trace)
                 case host.Alive():
-                    pass
+                    self.without_room = False
 
     def _gained(self, report: host.Gained) -> None:
         request = self._requests[report.number]
@@ -417,7 +429,7 @@ class VllmWorker:
     def _look(self) -> None:
         """Treat an engine that has work and sends no report as hung."""
         silent_s = self._env.wall_s() - self._heard_s
-        if self._state == "starting":
+        if self._state == "starting" and not self.without_room:
             what, deadline_s = "it was not up", self._start_deadline_s
         elif self._loads:
             what, deadline_s = "no weights were loaded", self._start_deadline_s
@@ -435,8 +447,7 @@ class VllmWorker:
     def _lost(self, kind: str, what: str) -> None:
         """Restart an engine after a loss that was not injected; raise `StoppedError` after too many
         losses."""
-        message = f"{self.link.name}: {what}"
-        self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": message})
+        message = self._happened(kind, what)
         self._restarts += 1
         if self._restarts > MOST_RESTARTS:
             raise StoppedError(f"{message}; it was lost {self._restarts} times; see its log")
@@ -446,6 +457,12 @@ class VllmWorker:
             self.dispatcher.retire(self.index, lost=True)
         self._down()
         self._restart()
+
+    def _happened(self, kind: str, what: str) -> str:
+        """Record what became of the engine, and return the line on it."""
+        message = f"{self.link.name}: {what}"
+        self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": message})
+        return message
 
     def _down(self) -> None:
         """End the process, if it runs, and all requests with their reported tokens; waiting weight
@@ -466,7 +483,7 @@ class VllmWorker:
         self._loads, self._asked, self._watched = {}, {}, {}
 
     def _restart(self) -> None:
-        self._state = "starting"
+        self._state, self.without_room = "starting", False
         self._heard_s = self._env.wall_s()
         self.link = self._start()
         self._env.listen(self.link.connection, self._hear, self._gone, self._awaits)

@@ -183,6 +183,9 @@ class EngineDouble:
                     passes.abort(request)
         return progress
 
+    def settle(self) -> list[Progress]:
+        return []
+
     def load_weights(self, folder: str) -> None:
         if Path(folder).name == "broken":
             raise RuntimeError("these weights are broken")

@@ -123,6 +123,7 @@ def measure_and_show(
             repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread),
             *(split.line for split in splits[:1]),
         )
+        say(Screen(), *counts_beside(predicted, measured[0].result))
         for number, each in enumerate(measured, 1):
             where = f", replay {number}" if len(measured) > 1 else ""
             for event in each.result.metadata["replay"]["happened"]:
@@ -194,6 +195,29 @@ def _replays(
                     raise
                 return measured, StoppedError(f"replay {len(measured) + 1} did not begin: {error}")
     return measured, None
+
+
+def counts_beside(predicted: Result, measured: Result) -> list[str]:
+    """Return lines that show the engines' prefix hits, and what trajectories did between their
+    turns, beside the simulator's."""
+    lines, cache = [], predicted.metadata.get("prefix_cache")
+    engines = measured.metadata["replay"]["engines"]
+    if cache and cache["lookup_tokens"] and engines:
+        hit, queried = (
+            sum(engine.get(f"prefix_{name}_tokens", 0) for engine in engines)
+            for name in ("hit", "queried")
+        )
+        lines.append(
+            f"Prefix cache: {hit:,} of {queried:,} tokens of admitted requests were found, by vLLM's own counts; predicted "
+            f"{cache['hit_tokens']:,} of {cache['lookup_tokens']:,}"
+        )
+    if (of := predicted.metadata.get("agents")) and (real := measured.metadata.get("agents")):
+        lines.append(
+            f"Between turns: {real['in_tools_s']:,.1f} s in tools (predicted {of['in_tools_s']:,.1f}), "
+            f"{real['waiting_for_tool_slots_s']:,.1f} s of waiting for a tool slot ({of['waiting_for_tool_slots_s']:,.1f}), "
+            f"ended by the deadline: {real['killed']:,} ({of['killed']:,})"
+        )
+    return lines
 
 
 def _complete(measured: Sequence[Measured]) -> list[Result]:

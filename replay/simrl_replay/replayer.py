@@ -25,9 +25,9 @@ from simrl.errors import InputError, StoppedError, broken
 from simrl.interrupts import ctrl_c_waits
 from simrl.result.result import Result
 from simrl.runtime.rollout import Rollout
-from simrl.simulate.prepare import Prepared
+from simrl.simulate.prepare import Prepared, longest_allowed
 from simrl.simulate.run import Schedule
-from simrl.trace.trace import Response, Sample, Trace, TraceMetadata
+from simrl.trace.trace import Response, Sample, Trace, TraceMetadata, Turn
 from simrl_replay.clock import WallClock
 from simrl_replay.host import Close, Command, Count, Counted, DraftCall, Reached, Report, Reset
 from simrl_replay.link import (
@@ -116,15 +116,9 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out",
         ),
         (
-            any(
-                name in prepared.trace.table.column_names
-                for name in ("turn_tokens", "environment_s")
-            ),
-            "its samples have turns of an environment, and engines here keep no cache through a pause",
-        ),
-        (
-            prepared.scenario.agents.deadline_s is not None,
-            "trajectories of real engines here have no deadline (agents.deadline_s)",
+            prepared.has_turns and prepared.agents.kv in ("keep", "offload"),
+            f"agents.kv_while_tool_runs is {prepared.agents.kv}, and vLLM keeps no blocks for a request that has ended; use "
+            "cache with engine.prefix_caching, or drop without",
         ),
         (
             system.dispatch.kv_pool,
@@ -159,16 +153,24 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "its drafter is trained while it runs, which engines here cannot; set adaptive: false",
         ),
         (
-            prepared.limits.async_scheduling,
-            "engines here schedule no pass ahead (engine.async_scheduling); set it to false",
+            prepared.limits.async_scheduling and drafts is not None,
+            "it drafts when a pass is over, and the next one is scheduled by then; set engine.async_scheduling=false",
+        ),
+        (
+            prepared.limits.async_scheduling
+            and prepared.scenario.cluster.tp > 1
+            and config.device == "cpu",
+            "on a CPU, engines of several ranks schedule no pass ahead; set engine.async_scheduling=false, or cluster.tp=1",
         ),
         (
             prepared.judge is not None,
             "judges are not replayed; use judge=null, and training.reward_s for its seconds",
         ),
         (
-            prepared.costs.evaluate_every > 0 or prepared.scenario.evaluation is not None,
-            "evaluations (evaluation, training.evaluate_every) are not replayed; leave them out",
+            follows_trace(config)
+            and prepared.scenario.evaluation is not None
+            and prepared.scenario.evaluation.lengths is not None,
+            "responses follow the tokens of the workload's trace, and evaluation.lengths has others; leave it out",
         ),
         (
             config.forced_acceptance
@@ -188,6 +190,11 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         raise InputError(f"{prepared.scenario.file}: {system.label} cannot be replayed: {wrong}")
     if config.dummy_weights and config.weights:
         raise InputError("--dummy and --weights exclude each other: dummy weights have no versions")
+
+
+def follows_trace(config: ReplayConfig) -> bool:
+    """Return whether the trace's own tokens are needed."""
+    return config.recorded_tokens or config.forced_acceptance
 
 
 def check_engine(config: ReplayConfig) -> None:
@@ -219,8 +226,18 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
                 synthetic=config.dummy_weights and not config.recorded_tokens,
             )
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
-    prompt_tokens, capacity = trace.column("prompt_tokens"), limits.kv_blocks * limits.block_size
-    longest = int((prompt_tokens + trace.column("response_tokens")).max())
+    traces = [each for each in (trace, prepared.evaluation_trace) if each is not None]
+    capacity = limits.kv_blocks * limits.block_size
+    longest = max(
+        int(
+            (
+                each.column("prompt_tokens")
+                + each.observation_tokens()
+                + each.column("response_tokens")
+            ).max()
+        )
+        for each in traces
+    )
     if capacity < longest + 2 * drafted:
         raise InputError(
             f"engine.kv_cache_tokens: {capacity} tokens do not hold the longest sample ({longest}"
@@ -232,9 +249,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         block_size=limits.block_size,
-        max_model_len=min(
-            int(prompt_tokens.max()) + trace.metadata.cap_tokens + 2 * drafted, capacity
-        ),
+        max_model_len=min(max(map(longest_allowed, traces)) + 2 * drafted, capacity),
         kv_blocks=limits.kv_blocks,
         tp=prepared.scenario.cluster.tp,
         device="cuda" if config.device == "cuda" else "cpu",
@@ -247,6 +262,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization
         / config.engines_per_gpu,
         prefix_caching=limits.prefix_caching,
+        async_scheduling=limits.async_scheduling,
         recorded=config.recorded_tokens,
         graphs=config.graphs,
     )
@@ -338,6 +354,11 @@ def replay(
         text = training.prompt_ids(sample) if training else None
         return text or prompt_ids(sample.prompt_id, sample.prompt_tokens)
 
+    @cache
+    def answer_ids(sample: Sample, turn: Turn) -> tuple[int, ...]:
+        draws = np.random.default_rng([prepared.scenario.seed, sample.uid, turn.end_tokens, 1])
+        return tuple(draws.integers(0, vocabulary, turn.observation_tokens).tolist())
+
     # Versions in writing are awaited as long as an engine may take to start; a pause for them is real.
     held_s = prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0)
     weights, awaited_s = config.folder, 0.0
@@ -348,8 +369,7 @@ def replay(
 
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
         responses = schedule.workload.responses
-        follows = config.forced_acceptance or config.recorded_tokens
-        answers = answers_of(prepared, responses) if follows else None
+        answers = answers_of(prepared, responses) if follows_trace(config) else None
         return [
             VllmWorker(
                 env,
@@ -368,6 +388,9 @@ def replay(
                 answers,
                 prompts=schedule.prompts,
                 awaited_s=awaited_s,
+                agents=schedule.agents,
+                answer_ids=answer_ids,
+                evaluates=(prepared.costs.evaluate_every, prepared.costs.evaluate_s),
             )
             for i in range(schedule.units)
         ]
@@ -427,7 +450,11 @@ def replay(
     if training is not None:
         facts["trained"] = training.facts(result)
     result = replace(result, metadata={**result.metadata, "replay": facts})
-    rollouts = [rollout for rollout in schedule.recorder.rollouts() if rollout.done]
+    rollouts = [
+        rollout
+        for rollout in schedule.recorder.rollouts()
+        if rollout.done and not rollout.sample.is_evaluation
+    ]
     return Measured(
         result,
         _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None,
@@ -574,6 +601,17 @@ def _as_trace(
     }
     if "reward" in prepared.trace.table.column_names:
         columns["reward"] = [responses[sample.uid].reward for sample in samples]
+    if prepared.has_turns:
+        turns = [
+            [t for t in responses[r.sample.uid].turns if t.end_tokens < r.tokens] for r in rollouts
+        ]
+        ends = [
+            [0, *(t.end_tokens for t in of), r.tokens]
+            for of, r in zip(turns, rollouts, strict=True)
+        ]
+        columns["turn_tokens"] = [np.diff(each).tolist() for each in ends]
+        columns["turn_environment_s"] = [[t.environment_s for t in of] for of in turns]
+        columns["turn_observation_tokens"] = [[t.observation_tokens for t in of] for of in turns]
     return Trace.from_columns(
         columns,
         TraceMetadata(

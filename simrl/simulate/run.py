@@ -361,7 +361,7 @@ class Schedule:
             metadata["prefix_cache"] = cache_totals(
                 cast(SimulatedWorker, worker) for fleet in self._fleets for worker in fleet.workers
             )
-        if self._simulates and (prepared.has_turns or self.agents.rules.deadline_s < np.inf):
+        if prepared.has_turns or self.agents.rules.deadline_s < np.inf:
             self.agents.stop()
             metadata["agents"] = self.agents.facts() | (
                 self.dispatcher.programs.figures if prepared.system.dispatch.programs else {}

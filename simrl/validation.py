@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from inspect import Parameter
 from typing import Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from simrl.errors import InputError, meant
 
@@ -51,46 +51,6 @@ REMEDIES = {
     "invalid_key": "its keys are texts",
     "": "an object with keys is needed, such as {{key: value}}",
 }
-
-
-def no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> object:
-    """Refuse true and false where they are no values of a field, and a text such as 1_000 for a
-    number, as a validator."""
-    kind = str(cls.model_fields[info.field_name].annotation) if info.field_name else ""
-    switches = "bool" in kind
-    if has_underscores(value) and (number := re.search(r"\b(int|float)\b", kind)):
-        raise PydanticCustomError(f"{number[0]}_parsing", "a number is needed")
-    if isinstance(value, bool) and not switches:  # which would pass as 1 or 0
-        raise ValueError("this field is no switch; give a number or a name")
-    return value
-
-
-def has_underscores(value: object) -> bool:
-    """Return whether a value is a text such as 1_000, which pydantic takes for a number and YAML
-    1.2 does not."""
-    return (
-        isinstance(value, str)
-        and "_" in value
-        and re.fullmatch(r"[-+]?\d[\d_.]*(?:[eE][-+]?[\d_]+)?", value.strip()) is not None
-    )
-
-
-numbers_are_no_truth: Any = field_validator("*", mode="before")(classmethod(no_truth))
-"""A validator, named in the body of a model, that refuses true and false where they are no values
-of a field, and 1_000 for a number."""
-
-
-def in_order(low: str, high: str) -> Any:
-    """Return a validator, named in the body of a model, that refuses a field `low` above the field
-    `high`."""
-
-    def check(model: Any) -> Any:
-        least, most = getattr(model, low), getattr(model, high)
-        if least > most:
-            raise ValueError(f"{low} {least} is more than {high} {most}; let it be at most that")
-        return model
-
-    return model_validator(mode="after")(check)
 
 
 def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[str, str]:

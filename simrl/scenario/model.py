@@ -10,9 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -22,6 +20,7 @@ from pydantic import (
     model_validator,
 )
 
+from simrl.bounds import Model, Section
 from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, Gpu, gpu as gpu_named, known_gpu, whole_sheet
@@ -36,16 +35,9 @@ from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import CapTokens, LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
-from simrl.validation import MOST_SEED, numbers_are_no_truth, switched
+from simrl.validation import MOST_SEED, switched
 
 MOST_STEPS = 1_000_000  # an update a second for eleven days
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
-    _numbers = numbers_are_no_truth
 
 
 GpuCount = Annotated[int, Field(gt=0, le=262_144)]  # 2^18: more than any cluster for one run has
@@ -83,7 +75,7 @@ BytesPerS = Annotated[float, Field(ge=1e6, le=1e15)]
 HostSpeed = Annotated[float, Field(ge=0.05, le=20)]
 
 
-class TrainPool(_Section):
+class TrainPool(Section):
     """GPUs that only train; the GPUs of the cluster then only roll out, and weights reach the
     workers over the network. A key that is left out has the cluster's value, or for another kind of
     GPU the data sheet's."""
@@ -108,7 +100,7 @@ class TrainPool(_Section):
     """data sheet of the GPU, as cluster.sheet"""
 
 
-class PrefillPool(_Section):
+class PrefillPool(Section):
     """Rollout GPUs that only prefill: the others decode, and KV caches go from pool to pool
     (docs/clusters.md)."""
 
@@ -125,7 +117,7 @@ class PrefillPool(_Section):
     given"""
 
 
-class ClusterConfig(_Section):
+class ClusterConfig(Section):
     """The GPUs. `tp` × `dp` of them make one rollout worker."""
 
     _sheets = model_validator(mode="before")(_with_sheet)
@@ -247,7 +239,7 @@ def _in_topology(kind: Gpu, pool: ClusterConfig | TrainPool) -> Gpu:
 TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s", "host_speed")
 
 
-class PrecisionConfig(_Section):
+class PrecisionConfig(Section):
     """Precisions of the rollout's weights and KV cache, and of training's matrix products. If there
     are no measured kernels in a precision, step times are extrapolated by the roofline, and
     training in it is refused."""
@@ -263,7 +255,7 @@ class PrecisionConfig(_Section):
     """precision of the matrix products of training"""
 
 
-class WorkloadConfig(_Section):
+class WorkloadConfig(Section):
     """The prompts and responses: a recorded trace, or a synthetic one. A trace with too few steps
     is repeated."""
 
@@ -281,7 +273,7 @@ class WorkloadConfig(_Section):
         return self
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """Evaluations of the policy as requests at the rollout workers. Their tokens are neither trained
     nor dropped."""
 
@@ -306,7 +298,7 @@ class EvaluationConfig(_Section):
     """of the responses that wait for the limit of responses in flight, those that start first"""
 
 
-class RooflineConfig(_Section):
+class RooflineConfig(Section):
     """Efficiencies of `simrl.profile.profilers.roofline.roofline_profile`; keys that are left out
     have its defaults."""
 
@@ -321,7 +313,7 @@ class RooflineConfig(_Section):
     """host time between two forward passes; 0.001 if not given"""
 
 
-class ProfileConfig(_Section):
+class ProfileConfig(Section):
     """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a
     measurement. Without either: the shipped profile, or one extrapolated from the nearest layout;
     if there is none, a roofline."""
@@ -390,7 +382,7 @@ class JudgeConfig(TrainPool):
     """settings of its engines, as the section engine"""
 
 
-class SystemConfig(BaseModel, frozen=True, extra="allow"):
+class SystemConfig(Model, extra="allow"):
     """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the
     parameters. The words of a switch, on and off, are true and false."""
 
@@ -406,7 +398,7 @@ class SystemConfig(BaseModel, frozen=True, extra="allow"):
         return dict(self.model_extra or {})
 
 
-class Scenario(_Section):
+class Scenario(Section):
     """One simulation."""
 
     name: str

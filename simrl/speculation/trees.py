@@ -25,8 +25,9 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
+from simrl.bounds import Model
 from simrl.errors import InputError, refuse
 from simrl.profile.compiled import kernel
 from simrl.speculation.acceptance import MOST_PROBABLE, ModelAcceptance
@@ -129,7 +130,7 @@ def _levels_reached(
     return reached / trees
 
 
-class Logged(BaseModel, frozen=True, extra="allow", allow_inf_nan=False):
+class Logged(Model, extra="allow"):
     """An acceptance as a scenario has it, with what an engine logs of drafts."""
 
     accepted_per_position: (

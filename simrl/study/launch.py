@@ -18,8 +18,8 @@ from shlex import quote
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
+from simrl.bounds import Model
 from simrl.pipelines.areal import CONCURRENT_BATCHES
 from simrl.profile.hardware import Gpu
 from simrl.scenario.presets import FRAMEWORK_FILES
@@ -50,7 +50,7 @@ ROLLOUT_GPUS_A_NODE = (  # the first that a framework's settings have
 )
 
 
-class Setting(BaseModel, frozen=True, extra="forbid"):
+class Setting(Model):
     """A setting of a framework. `field` is the field of a scenario that it sets; `value` is written
     where it is not simply the field's value, with names of `_values` in braces, and `values` where
     the framework has other words. At the field's value `unless`, and at one that `values` lacks,

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, validate_call
+from pydantic import BeforeValidator, Field, validate_call
 
+from simrl.bounds import Model
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.errors import InputError
 from simrl.pipelines.context import DynamicSampling, Pipeline
@@ -104,11 +105,9 @@ class System:
         return with_parameters(self.name, self.parameters)
 
 
-class Shared(BaseModel):
+class Shared(Model):
     """The parameters that recipes share (`simrl systems show` says what each means). A recipe names
     the ones it takes, and may have other defaults."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rollout_share: Share = 0.75
     dispatch: Plain | None = "least_requests"  # None: of the recipe's version

@@ -31,8 +31,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from simrl.bounds import Model
 from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.trace.sample import Response as Response, Sample as Sample, Turn as Turn
@@ -64,7 +65,7 @@ OPTIONAL = {
 }
 
 
-class TraceMetadata(BaseModel, frozen=True, extra="forbid"):
+class TraceMetadata(Model):
     """The source of a trace; stored inside the Parquet file."""
 
     name: str

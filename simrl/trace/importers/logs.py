@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import NormalDist
 
 import pandas as pd
-from pydantic import BaseModel
 
+from simrl.bounds import Model
 from simrl.errors import InputError, meant, refuse
 from simrl.trace.importers import rows
 from simrl.trace.importers.console import records
@@ -50,7 +50,7 @@ OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}  # of pandas
 SIGMA, SAMPLES = 0.8, 512  # assumed of lengths whose largest is not logged: of the log, and a step
 
 
-class Format(BaseModel, frozen=True, extra="forbid"):
+class Format(Model):
     """The metrics of a framework; `metrics.toml` explains the keys."""
 
     title: str

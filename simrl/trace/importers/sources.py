@@ -13,8 +13,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, model_validator
+from pydantic import model_validator
 
+from simrl.bounds import Model
 from simrl.errors import InputError, broken, first_line, meant
 from simrl.validation import validated
 
@@ -31,7 +32,7 @@ COLUMNS = (
 )
 
 
-class Source(BaseModel, frozen=True, extra="forbid"):
+class Source(Model):
     """The files of a framework and the names that it gives to a trace's columns; `sources.toml`
     explains the keys."""
 

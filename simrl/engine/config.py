@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from simrl.bounds import Section
+from simrl.validation import Section
 
 
 class EngineConfig(Section):

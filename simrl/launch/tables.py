@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 from pydantic import Field
 
-from simrl.bounds import Model
 from simrl.launch.expression import conditions, keys_of
 from simrl.scenario.presets import FRAMEWORK_FILES
+from simrl.validation import Model
 
 
 class SystemRule(Model):

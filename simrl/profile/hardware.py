@@ -10,10 +10,9 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from simrl.bounds import Section
 from simrl.errors import InputError, first_line
 from simrl.profile.model_shape import Numbers
-from simrl.validation import explain
+from simrl.validation import Section, explain
 
 MIB, GIB = 2**20, 2**30
 # Of a link's data sheet, in large collectives: aiconfigurator's NCCL tables (all-gather,

@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import Field, model_serializer
 
+from simrl.validation import Model
+
 METADATA_KEY = b"simrl.profile"
 MAY_BE_ABSENT = ("dp", "ep", "precision", "kv_precision", "routing", "own_times")
 # What is left of an engine's time around passes if all else of it goes on beside the kernels: the
 # sampler on the GPU, for a pass and for a decoding sequence.
 SAMPLER = ("between_passes_s", "sequence_overhead_s")
-
-from simrl.bounds import Model
 
 
 class DraftRounds(Model):

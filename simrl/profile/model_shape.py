@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError, model_validator
 
-from simrl.bounds import Model
 from simrl.errors import InputError, choose, first_line, refuse
 from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, left_out
-from simrl.validation import explain
+from simrl.validation import Model, explain
 
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 # Ends of names that change no shape.

@@ -15,9 +15,8 @@ import numpy as np
 import pyarrow as pa
 from pydantic import BaseModel, Field, create_model
 
-from simrl.bounds import Model
 from simrl.errors import InputError, refuse
-from simrl.validation import validated
+from simrl.validation import Model, validated
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
-from simrl.bounds import Section
+from simrl.validation import Section
 
 Kv = Literal["cache", "keep", "drop", "offload"]
 

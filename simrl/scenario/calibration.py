@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 from typing_extensions import TypedDict
 
-from simrl.bounds import Section
 from simrl.scenario.dotted import get
 from simrl.training.config import Seconds, Share
-from simrl.validation import in_words
+from simrl.validation import Section, in_words
 
 if TYPE_CHECKING:
     from simrl.scenario.model import Scenario

@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, NonNegativeInt, field_validator, model_validator
 
-from simrl.bounds import Model, no_truth
 from simrl.errors import refuse
+from simrl.validation import Model, no_truth
 
 Seconds = Annotated[float, Field(ge=0, le=1e7)]  # four months
 Rate = Annotated[

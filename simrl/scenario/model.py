@@ -20,7 +20,6 @@ from pydantic import (
     model_validator,
 )
 
-from simrl.bounds import Model, Section
 from simrl.engine.config import EngineConfig
 from simrl.errors import InputError
 from simrl.profile.hardware import GPUS, Gpu, gpu as gpu_named, known_gpu, whole_sheet
@@ -35,7 +34,7 @@ from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import CapTokens, LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
-from simrl.validation import MOST_SEED, switched
+from simrl.validation import MOST_SEED, Model, Section, switched
 
 MOST_STEPS = 1_000_000  # an update a second for eleven days
 

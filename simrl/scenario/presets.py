@@ -17,13 +17,12 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field, ValidationError, model_validator
 
-from simrl.bounds import Model
 from simrl.errors import InputError, first_line, meant, printable, refuse
 from simrl.files import write_whole_file
 from simrl.profile.hardware import gpu
 from simrl.profile.metadata import SAMPLER, ProfileMetadata
 from simrl.training.config import Seconds, TrainingConfig
-from simrl.validation import explain
+from simrl.validation import Model, explain
 
 KERNELS_ALONE = ("derived", "extrapolated", "assumed")  # kinds of profiles without the host's time
 USUAL = "vllm-0.19"  # the engine of a shipped profile where none is named

@@ -16,10 +16,10 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from simrl.bounds import Model
 from simrl.profile.compiled import inlined, kernel
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Floats
+from simrl.validation import Model
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Verification = Literal["exact_match", "rejection_sampling"]

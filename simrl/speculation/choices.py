@@ -12,9 +12,9 @@ from typing import Annotated, Literal, NamedTuple
 import numpy as np
 from pydantic import Field, model_validator
 
-from simrl.bounds import Model, in_order
 from simrl.errors import refuse
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
+from simrl.validation import Model, in_order
 
 Capture = Literal["vanilla", "bucketed"]
 RUN_TOKENS = 3  # that the directory of a history looks up

@@ -33,7 +33,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from simrl.bounds import Model
+from simrl.validation import Model
 
 
 class SpotTraining(Model):

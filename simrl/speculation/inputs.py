@@ -13,13 +13,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from simrl.bounds import Section
 from simrl.errors import InputError, choose
 from simrl.profile.model_shape import MODELS
 from simrl.speculation.acceptance import ModelAcceptance, Verification
 from simrl.speculation.methods import EAGLE, MTP, OLD_RESPONSE, QUANTISED, Speculation
 from simrl.speculation.run_model import Bucket, ResponseClass, RunModel
 from simrl.speculation.trees import with_positions
+from simrl.validation import Section
 
 TextDrafter = Literal["history", "ngram", "siblings"]
 PARTS = (EAGLE, MTP, *QUANTISED, OLD_RESPONSE)  # drafters that are no models of their own

@@ -20,7 +20,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from simrl.bounds import Model
 from simrl.errors import InputError
 from simrl.profile.compiled import kernel, part
 from simrl.speculation.acceptance import InputKind
@@ -31,6 +30,7 @@ from simrl.speculation.passes import run_passes, stretches
 from simrl.speculation.windows import Fixed
 from simrl.trace.draws import mixed
 from simrl.trace.trace import Trace
+from simrl.validation import Model
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

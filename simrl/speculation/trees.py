@@ -27,14 +27,13 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, ValidationError
 
-from simrl.bounds import Model
 from simrl.errors import InputError, refuse
 from simrl.profile.compiled import kernel
 from simrl.speculation.acceptance import MOST_PROBABLE, ModelAcceptance
 from simrl.speculation.choices import Strategy
 from simrl.speculation.matching import Floats
 from simrl.trace.draws import uniforms
-from simrl.validation import explain
+from simrl.validation import Model, explain
 
 # Assumed: with these two, trees of 12 levels and 64 tokens whose acceptance gives TLT's Table 1 at
 # topk 8 (accept length 8.67) give it at topk 4 to 12 within 1 %; at 16 it is 3 % too long, as more

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field
 
-from simrl.bounds import Model, in_order
+from simrl.validation import Model, in_order
 
 MOST_TOKENS = 1024  # far beyond what a verification pass is worth; keeps sums and products small
 AIMD, MIMD, FIXED = 0, 1, 2

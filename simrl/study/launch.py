@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from simrl.bounds import Model
 from simrl.pipelines.areal import CONCURRENT_BATCHES
 from simrl.profile.hardware import Gpu
 from simrl.scenario.presets import FRAMEWORK_FILES
 from simrl.simulate.prepare import Prepared
 from simrl.systems.recipes import parameters_of
 from simrl.training.config import TrainingConfig
+from simrl.validation import Model
 
 VERL_FP8 = "verl documentation, FP8 RL (docs/advance/fp8.md)"
 VERL_HISTOSPEC = "verl-recipe, specRL/histoSpec/README.md"

@@ -11,12 +11,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from simrl.bounds import has_underscores
 from simrl.errors import InputError, choose, meant
 from simrl.extensions import Extended
 from simrl.systems import drafting, frameworks, off_policy, on_policy
 from simrl.systems.system import Recipe, System, recipe_of
-from simrl.validation import call_error, in_words, number_meant
+from simrl.validation import call_error, has_underscores, in_words, number_meant
 
 # In the order in which `simrl systems` lists them: the order of the modules, and of definition.
 _OWN: dict[str, Callable[..., System]] = {

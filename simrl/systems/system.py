@@ -15,14 +15,13 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import BeforeValidator, Field, validate_call
 
-from simrl.bounds import Model
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.errors import InputError
 from simrl.pipelines.context import DynamicSampling, Pipeline
 from simrl.runtime.worker import RECOMPUTE, OnUpdate
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.methods import Speculation, make_speculation
-from simrl.validation import with_parameters
+from simrl.validation import Model, with_parameters
 
 Plain = Literal[
     "even_split",

@@ -37,7 +37,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from simrl.bounds import Section
 from simrl.errors import refuse
 from simrl.trace.draws import normals
 from simrl.trace.lognormal import cut_tokens, location_of
@@ -53,6 +52,7 @@ from simrl.trace.tools import (
     lists,
 )
 from simrl.trace.trace import Trace, TraceMetadata
+from simrl.validation import Section
 
 MeanTokens = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 LARGEST_INT32 = 2**31 - 1  # the limit of a trace's columns

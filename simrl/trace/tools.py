@@ -23,11 +23,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import AfterValidator, Field, model_validator
 
-from simrl.bounds import Model
 from simrl.errors import InputError, refuse
 from simrl.trace.draws import normals, uniforms
 from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.trace import Trace
+from simrl.validation import Model
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

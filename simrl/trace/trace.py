@@ -33,11 +33,11 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import Field
 
-from simrl.bounds import Model
 from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.trace.sample import Response as Response, Sample as Sample, Turn as Turn
 from simrl.trace.validate import list_sums, refuse, shown, validate
+from simrl.validation import Model
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"simrl.trace"

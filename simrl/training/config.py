@@ -15,8 +15,8 @@ from pydantic import (
     model_validator,
 )
 
-from simrl.bounds import Section
 from simrl.errors import broken
+from simrl.validation import Section
 
 # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
 MOST_SECONDS = 1e6

@@ -27,7 +27,6 @@ from statistics import NormalDist
 
 import pandas as pd
 
-from simrl.bounds import Model
 from simrl.errors import InputError, meant, refuse
 from simrl.trace.importers import rows
 from simrl.trace.importers.console import records
@@ -40,6 +39,7 @@ from simrl.trace.importers.exports import (
     read_rows,
     step_of,
 )
+from simrl.validation import Model
 
 Heads = dict[tuple[str, ...], tuple[pd.DataFrame, list[str]]]  # first steps of a log, by form
 MOST = 1e15  # tokens or seconds of a step

@@ -15,9 +15,8 @@ from typing import Any
 
 from pydantic import model_validator
 
-from simrl.bounds import Model
 from simrl.errors import InputError, broken, first_line, meant
-from simrl.validation import validated
+from simrl.validation import Model, validated
 
 FILE = Path(__file__).with_name("sources.toml")
 COUNTED = ("tokenizer", "chars_per_token")

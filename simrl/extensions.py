@@ -8,9 +8,11 @@ about it.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
@@ -106,6 +108,18 @@ class Extended(Mapping[str, Callable[..., T]]):
                 f"{place}: must be given {extra}, which simrl does not know; give each a default"
             )
         return function  # type: ignore[no-any-return]
+
+
+def documentation(function: Callable[..., object]) -> str:
+    """Return the docstring of a function, also under `python -OO`, which drops docstrings: from the
+    source then."""
+    if written := inspect.getdoc(function):
+        return written
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
+    except (OSError, TypeError):  # a function without a source has no other text
+        return ""
+    return ast.get_docstring(tree.body[0]) or ""  # type: ignore[arg-type]
 
 
 def checked(place: str, function: Callable[..., T], *arguments: Any, **settings: Any) -> T:

@@ -99,8 +99,9 @@ def _bound(part: Any) -> None:
 def bounded(value: Any) -> Any:
     """Return plain data. Raise `ValueError` for a number, a text or a list in it that is beyond the
     general bounds."""
-    if isinstance(value, int | float) and not abs(value) <= LARGEST:  # NaN is refused, too
-        raise ValueError(f"give a finite number of at most {LARGEST:g}")
+    most = MOST_SEED if isinstance(value, int) else LARGEST
+    if isinstance(value, int | float) and not abs(value) <= most:  # NaN is refused, too
+        raise ValueError(f"give a finite number of at most {most:g}")
     if isinstance(value, str) and len(value) > LONGEST_TEXT:
         raise ValueError(f"at most {LONGEST_TEXT} characters fit")
     if isinstance(value, list | tuple | dict):

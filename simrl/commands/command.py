@@ -22,7 +22,8 @@ import typer
 
 from simrl.commands.completion import BY_NAME
 from simrl.commands.view import View
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, refuse
+from simrl.validation import LARGEST_WHOLE, bounded, shortened
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,11 +83,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
         try:
             for name, value in signature.bind(*arguments, **keywords).arguments.items():
-                least = getattr(_option(parameters[name]), "min", None)
-                if (
-                    least is not None and isinstance(value, int | float) and not value >= least
-                ):  # NaN is refused, too
-                    raise InputError(f"{name}={value}: give {least} or more")
+                _require_bounded(name, value, _option(parameters[name]))
             result = function(*arguments, **keywords)
             if isinstance(result, View):
                 result.check()
@@ -121,6 +118,49 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         shown.append(parameter.replace(annotation=annotation))
     call.__signature__ = signature = written.replace(parameters=shown)  # type: ignore[attr-defined]
     return call
+
+
+def _require_bounded(name: str, value: Any, kind: Any) -> None:
+    """Raise `InputError` for the value of an argument that is beyond the `min` and `max` of a kind
+    of option, or beyond the general bounds."""
+    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
+    most = LARGEST_WHOLE if most is None and isinstance(value, int) else most
+    refuse(
+        (
+            least is not None and isinstance(value, int | float) and not value >= least,  # NaN, too
+            f"{name}={value}: give {least} or more",
+        ),
+        (
+            most is not None and isinstance(value, int | float) and value > most,
+            f"{name}={value}: give {most} or less",
+        ),
+    )
+    try:
+        bounded(value)
+    except ValueError as error:
+        raise InputError(f"{name}={shortened(value)}: {error}") from error
+
+
+class Command(typer.core.TyperCommand):
+    """A command of the CLI whose numbers are bounded, and of which each option is given once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = [argument.partition("=")[0] for argument in args]
+        rest = super().parse_args(ctx, args)
+        for parameter in self.params:
+            if parameter.param_type_name == "option" and not (
+                parameter.multiple or parameter.is_flag
+            ):
+                twice = [name for name in names if name in parameter.opts][1:]
+                refuse(
+                    (
+                        twice,
+                        f"{parameter.opts[0]} is given twice, and takes one value; give it once",
+                    )
+                )
+            value = ctx.params.get(parameter.name)
+            _require_bounded(parameter.opts[0], value, parameter.type)
+        return rest
 
 
 def _option(parameter: Parameter) -> Any:
@@ -212,7 +252,7 @@ def add_command(
             invoke_without_command=True, help=inspect.cleandoc(run.__doc__), epilog=epilog
         )(run)
     else:
-        app.command(name or inner.__name__, epilog=epilog)(run)
+        app.command(name or inner.__name__, cls=Command, epilog=epilog)(run)
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> Parameter:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict
 
 import typer
 
+from simrl.validation import MOST_SEED
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -95,7 +97,8 @@ class Setup(TypedDict, total=False):
 
 
 Seed = Annotated[
-    int | None, typer.Option(help="seed of the simulation, in place of the scenario's")
+    int | None,
+    typer.Option(max=MOST_SEED, help="seed of the simulation, in place of the scenario's"),
 ]
 Overrides = Annotated[
     ByKey | None,

@@ -186,7 +186,7 @@ def _method(name: str) -> Page:
 
 def _documented(function: Callable[..., Any]) -> dict[str, str]:
     """Return the parts of a docstring: a line, the rule, and what is not modelled."""
-    summary, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
+    summary, _, rest = documentation(function).partition("\n")
     modelled, _, not_modelled = rest.partition("Not modelled:")
     return {
         "summary": summary,

@@ -128,6 +128,11 @@ def open_workload(
         given(FIELDS.get(k, k), _plain(v), f"argument {k}={v!r}") for k, v in fields.items()
     ]
     settings += overriding
+    first: dict[str, Setting] = {}
+    for setting in settings:
+        other = first.setdefault(setting.key, setting)
+        words = f"{other.giver} and {setting.giver} set the same key; give one of them"
+        refuse((setting.value != other.value, f"{call}: {words}"))
     if is_scenario(workload):
         if profile is not None:
             named = {"path": None, "roofline": None, **_profile(profile)}

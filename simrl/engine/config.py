@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from simrl.validation import Section
+from simrl.validation import MOST_OF_A_PASS, Section
 
 
 class EngineConfig(Section):
@@ -30,11 +30,15 @@ class EngineConfig(Section):
         "sglang-0.5 … (`simrl presets`), or your own file, my.toml",
     )
     max_num_seqs: int = Field(
-        default=256, gt=0, description="maximum number of sequences in a pass of one worker"
+        default=256,
+        gt=0,
+        le=MOST_OF_A_PASS,
+        description="maximum number of sequences in a pass of one worker",
     )
     max_num_batched_tokens: int = Field(
         default=8192,
         gt=0,
+        le=MOST_OF_A_PASS,
         description="maximum number of tokens in a pass; longer prompts go in chunks",
     )
     block_size: int = Field(

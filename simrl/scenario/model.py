@@ -386,6 +386,7 @@ class SystemConfig(Model, extra="allow"):
     parameters. The words of a switch, on and off, are true and false."""
 
     name: str
+    __pydantic_extra__: dict[str, Any]
 
     @model_validator(mode="before")
     @classmethod

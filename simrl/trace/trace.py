@@ -143,7 +143,7 @@ class Trace:
                 f"{origin}: columns of different lengths {lengths}; give one value a row in each"
             )
         table = pa.table(arrays)
-        validate(table, tuple(REQUIRED), metadata.cap_tokens, origin)
+        validate(table, tuple(REQUIRED), metadata, origin)
         return cls(_sorted(table, origin), metadata)
 
     def __len__(self) -> int:

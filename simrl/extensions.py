@@ -12,9 +12,9 @@ import ast
 import inspect
 import re
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points, requires
 from pathlib import Path
@@ -111,15 +111,11 @@ class Extended(Mapping[str, Callable[..., T]]):
 
 
 def documentation(function: Callable[..., object]) -> str:
-    """Return the docstring of a function, also under `python -OO`, which drops docstrings: from the
-    source then."""
-    if written := inspect.getdoc(function):
-        return written
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function))))
-    except (OSError, TypeError):  # a function without a source has no other text
-        return ""
-    return ast.get_docstring(tree.body[0]) or ""  # type: ignore[arg-type]
+    """Return the docstring of a function from its source: `python -OO` drops the function's."""
+    with suppress(OSError, TypeError, SyntaxError):  # a function may have no source of its own
+        source: Any = ast.parse(inspect.getsource(inspect.unwrap(function)))
+        return ast.get_docstring(source.body[0]) or ""
+    return inspect.getdoc(function) or ""
 
 
 def checked(place: str, function: Callable[..., T], *arguments: Any, **settings: Any) -> T:

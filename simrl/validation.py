@@ -6,7 +6,7 @@ simrl can compute with whatever it reads. A field where less makes sense has its
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -29,14 +29,13 @@ LARGEST = 1e18  # more bytes, and more operations a second, than any cluster has
 LONGEST_TEXT = 10_000  # characters: four pages of notes
 MOST_VALUES = 1_000_000  # of a list or an object: one for each step of the longest run
 MOST_OF_A_PASS = 2**24  # requests, or tokens, of a forward pass: a worker has a record of each
-_GENERAL: Mapping[str, Mapping[str, Any]] = {
-    "int": {"ge": -LARGEST_WHOLE, "le": LARGEST_WHOLE},
-    "float": {"ge": -LARGEST, "le": LARGEST, "allow_inf_nan": False},
-    "str": {"max_length": LONGEST_TEXT},
-    **{kind: {"max_length": MOST_VALUES} for kind in ("list", "tuple", "set", "dict")},
+# by pydantic's kind of a value: a bound's key, the key of a strict one, and the bound
+_GENERAL: Mapping[str, Sequence[tuple[str, str, Any]]] = {
+    "int": (("ge", "gt", -LARGEST_WHOLE), ("le", "lt", LARGEST_WHOLE)),
+    "float": (("ge", "gt", -LARGEST), ("le", "lt", LARGEST)),
+    "str": (("max_length", "", LONGEST_TEXT),),
+    **{kind: (("max_length", "", MOST_VALUES),) for kind in ("list", "tuple", "set", "dict")},
 }
-_STRICT = {"ge": "gt", "le": "lt"}
-_NO_SCHEMAS = ("metadata", "default", "expected", "serialization")
 LONGEST_VALUE = 80
 MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
 _SWITCHES = {"on": True, "yes": True, "off": False, "no": False}
@@ -82,33 +81,35 @@ REMEDIES = {
 def _bound(part: Any) -> None:
     """Give the general bounds to the parts of pydantic's schema that have none of their own. A
     value of any kind goes through `bounded`."""
-    inner = part
     if isinstance(part, dict):
         kind = part.get("type")
-        inner = [value for key, value in part.items() if key not in _NO_SCHEMAS]
-        for key, value in _GENERAL.get(kind, {}).items() if isinstance(kind, str) else ():
-            if _STRICT.get(key) not in part:
-                part.setdefault(key, value)
+        for key, strict, value in _GENERAL.get(kind, ()) if isinstance(kind, str) else ():
+            part.setdefault(key if strict not in part else strict, value)
+        for key in part.keys() - {"metadata", "default", "expected", "serialization"}:
+            _bound(part[key])
         if kind == "any":
             check = {"type": "no-info", "function": bounded}
             part |= {"type": "function-after", "function": check, "schema": {"type": "any"}}
-    for value in inner if isinstance(inner, list | tuple) else ():
-        _bound(value)
+    for inner in part if isinstance(part, list | tuple) else ():
+        _bound(inner)
 
 
-def bounded(value: Any) -> Any:
-    """Return plain data. Raise `ValueError` for a number, a text or a list in it that is beyond the
-    general bounds."""
-    most = MOST_SEED if isinstance(value, int) else LARGEST
-    if isinstance(value, int | float) and not abs(value) <= most:  # NaN is refused, too
-        raise ValueError(f"give a finite number of at most {most:g}")
-    if isinstance(value, str) and len(value) > LONGEST_TEXT:
-        raise ValueError(f"at most {LONGEST_TEXT} characters fit")
-    if isinstance(value, list | tuple | dict):
-        if len(value) > MOST_VALUES:
-            raise ValueError(f"at most {MOST_VALUES} values fit")
-        for inner in (*value, *value.values()) if isinstance(value, dict) else value:
-            bounded(inner)
+def bounded(value: Any, least: float | None = None, most: float | None = None) -> Any:
+    """Return plain data. Raise `ValueError` for a number below `least` or above `most`, and for a
+    number, a text or a list in it that is beyond the general bounds."""
+    if isinstance(value, int | float):
+        largest = LARGEST_WHOLE if isinstance(value, int) else LARGEST
+        low, high = -largest if least is None else least, largest if most is None else most
+        if not low <= value <= high:  # NaN is refused, too
+            raise ValueError(f"give {f'{high} or less' if value > high else f'{low} or more'}")
+    elif isinstance(value, str | list | tuple | dict):
+        longest = LONGEST_TEXT if isinstance(value, str) else MOST_VALUES
+        if len(value) > longest:
+            raise ValueError(
+                f"at most {longest} {'characters' * isinstance(value, str) or 'values'} fit"
+            )
+        for inner in () if isinstance(value, str) else value:
+            bounded(inner if not isinstance(value, dict) else [inner, value[inner]])
     return value
 
 
@@ -116,10 +117,9 @@ def no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> objec
     """Refuse true and false where they are no values of a field, and a text such as 1_000 for a
     number, as a validator."""
     kind = str(cls.model_fields[info.field_name].annotation) if info.field_name else ""
-    switches = "bool" in kind
     if has_underscores(value) and (number := re.search(r"\b(int|float)\b", kind)):
         raise PydanticCustomError(f"{number[0]}_parsing", "a number is needed")
-    if isinstance(value, bool) and not switches:  # which would pass as 1 or 0
+    if isinstance(value, bool) and "bool" not in kind:  # which would pass as 1 or 0
         raise ValueError("this field is no switch; give a number or a name")
     return value
 
@@ -132,11 +132,6 @@ def has_underscores(value: object) -> bool:
         and "_" in value
         and re.fullmatch(r"[-+]?\d[\d_.]*(?:[eE][-+]?[\d_]+)?", value.strip()) is not None
     )
-
-
-numbers_are_no_truth: Any = field_validator("*", mode="before")(classmethod(no_truth))
-"""A validator, named in the body of a model, that refuses true and false where they are no values
-of a field, and 1_000 for a number."""
 
 
 def in_order(low: str, high: str) -> Any:
@@ -168,7 +163,7 @@ class Section(Model):
     """A section of a scenario, or data like one: its numbers are no truth values."""
 
     model_config = ConfigDict(use_attribute_docstrings=True)
-    _numbers = numbers_are_no_truth
+    _numbers: Any = field_validator("*", mode="before")(classmethod(no_truth))
 
 
 def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[str, str]:
@@ -196,8 +191,11 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
         )
     if first["type"] == "missing":
         return key, f"key {key} is missing"
-    plain = not isinstance(first["input"], dict | BaseModel)
-    value = f" is {shortened(first['input'])}{_near(first)}" if plain else ""
+    value = (
+        ""
+        if isinstance(first["input"], dict | BaseModel)
+        else f" is {shortened(first['input'])}{_near(first)}"
+    )
     if first["type"] == "model_type":
         return key, f"{key or name}{value}; it has the keys {', '.join(owner.model_fields)}"
     return key, f"{key}{value}: {right(first)}" if key else right(first)

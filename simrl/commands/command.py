@@ -16,14 +16,14 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args, get_type_hints
 
 import typer
 
 from simrl.commands.completion import BY_NAME
 from simrl.commands.view import View
 from simrl.errors import InputError, StoppedError, refuse
-from simrl.validation import LARGEST_WHOLE, bounded, shortened
+from simrl.validation import bounded, shortened
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -121,22 +121,10 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _require_bounded(name: str, value: Any, kind: Any) -> None:
-    """Raise `InputError` for the value of an argument that is beyond the `min` and `max` of a kind
-    of option, or beyond the general bounds."""
-    least, most = getattr(kind, "min", None), getattr(kind, "max", None)
-    most = LARGEST_WHOLE if most is None and isinstance(value, int) else most
-    refuse(
-        (
-            least is not None and isinstance(value, int | float) and not value >= least,  # NaN, too
-            f"{name}={value}: give {least} or more",
-        ),
-        (
-            most is not None and isinstance(value, int | float) and value > most,
-            f"{name}={value}: give {most} or less",
-        ),
-    )
+    """Raise `InputError` for an argument beyond the `min` and `max` of a kind of option, or beyond
+    the general bounds."""
     try:
-        bounded(value)
+        bounded(value, getattr(kind, "min", None), getattr(kind, "max", None))
     except ValueError as error:
         raise InputError(f"{name}={shortened(value)}: {error}") from error
 
@@ -147,19 +135,15 @@ class Command(typer.core.TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         names = [argument.partition("=")[0] for argument in args]
         rest = super().parse_args(ctx, args)
-        for parameter in self.params:
-            if parameter.param_type_name == "option" and not (
-                parameter.multiple or parameter.is_flag
-            ):
-                twice = [name for name in names if name in parameter.opts][1:]
-                refuse(
-                    (
-                        twice,
-                        f"{parameter.opts[0]} is given twice, and takes one value; give it once",
-                    )
+        for parameter in cast(Any, self.params):
+            refuse(
+                (
+                    sum(map(names.count, parameter.opts)) > 1
+                    and not (parameter.multiple or getattr(parameter, "is_flag", True)),
+                    f"{parameter.opts[0]} is given twice, and takes one value; give it once",
                 )
-            value = ctx.params.get(parameter.name)
-            _require_bounded(parameter.opts[0], value, parameter.type)
+            )
+            _require_bounded(parameter.opts[0], ctx.params.get(parameter.name), parameter.type)
         return rest
 
 

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypedDict
 
 import typer
 
-from simrl.validation import MOST_SEED
-
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -98,7 +96,7 @@ class Setup(TypedDict, total=False):
 
 Seed = Annotated[
     int | None,
-    typer.Option(max=MOST_SEED, help="seed of the simulation, in place of the scenario's"),
+    typer.Option(max=2**63 - 1, help="seed of the simulation, in place of the scenario's"),
 ]
 Overrides = Annotated[
     ByKey | None,

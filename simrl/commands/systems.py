@@ -18,6 +18,7 @@ import typer
 
 from simrl.commands.view import DataView, listing
 from simrl.errors import InputError
+from simrl.extensions import documentation
 from simrl.validation import models_in
 
 if TYPE_CHECKING:

@@ -523,12 +523,10 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
     """Return the tables of a file's columns, a missing number being NaN. Stragglers of a file
     without shares have a value by sequences: it falls to 0 where all are long, so the longest
     sequence's lead over the mean counts."""
-    for row, name in enumerate(every["table"]):
-        if name not in GRIDS:  # also None, of an empty field
-            near = meant(name, GRIDS) if name else f", choose one of {', '.join(GRIDS)}"
-            raise InputError(
-                f"{origin}: row {row} has the unknown table {name!r}{near}; correct its name or drop it"
-            )
+    for row, name in ((i, n) for i, n in enumerate(every["table"]) if n not in GRIDS):
+        raise InputError(
+            f"{origin}: row {row} has the unknown table {name!r}{meant(name, GRIDS)}; correct its name or drop it"
+        )
     fields: dict[str, Any] = {}
     for name, (axes, field) in GRIDS.items():
         rows, columns = every["table"] == name, [column for column in axes if column in every]

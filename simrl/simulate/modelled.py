@@ -54,7 +54,7 @@ def omitted(functions: Mapping[str, Any], name: str) -> str:
 
 def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     trace, engine = prepared.trace, prepared.scenario.engine
-    asked = prepared.scenario.agents.model_dump(exclude_defaults=True).keys() - {
+    unused = prepared.scenario.agents.model_dump(exclude_defaults=True).keys() - {
         "max_concurrent",
         "deadline_s",
     }
@@ -103,7 +103,7 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
         == "rhymerl"
         and {"dynamic_sampling", "filter_groups"}
         <= {key for key, value in chosen.items() if value},
-        f"agents.{' and '.join(sorted(asked))} {'is' if len(asked) == 1 else 'are'} without effect: responses have one turn": asked
+        f"agents.{', agents.'.join(sorted(unused))} without effect: responses have one turn": unused
         and not names & {"turn_tokens", "environment_s"},
         "profile.tau is without effect: it is of ranking groups (rhymerl)": prepared.scenario.profile.tau
         is not None

@@ -90,6 +90,7 @@ class TraceMetadata(Model):
     schema_version: int = SCHEMA_VERSION
 
 
+NO_CAP = 2**62  # more than any prompt
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 MOST_MADE = 8  # things that a trace keeps of itself (`Trace.once`)
@@ -143,7 +144,19 @@ class Trace:
                 f"{origin}: columns of different lengths {lengths}; give one value a row in each"
             )
         table = pa.table(arrays)
-        validate(table, tuple(REQUIRED), metadata, origin)
+        validate(table, tuple(REQUIRED), metadata.cap_tokens, origin)
+        prompt, most = table["prompt_tokens"].combine_chunks(), metadata.context_cap_tokens
+        for key, wrong in (
+            ("shared_prefix_tokens", pc.less(prompt, metadata.shared_prefix_tokens)),
+            ("context_cap_tokens", pc.greater_equal(prompt, NO_CAP if most is None else most)),
+        ):
+            refuse(
+                wrong,
+                prompt,
+                "prompt_tokens",
+                origin,
+                f"the metadata's {key} is {getattr(metadata, key)}",
+            )
         return cls(_sorted(table, origin), metadata)
 
     def __len__(self) -> int:

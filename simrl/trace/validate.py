@@ -8,7 +8,7 @@ A missing value (None) of an optional column breaks no rule.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +16,6 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
-
-if TYPE_CHECKING:
-    from simrl.trace.trace import TraceMetadata
 
 FINISH_REASONS = ("stop", "length", "abort")
 LONGEST_VALUE = 60  # characters of a value in a message
@@ -66,9 +63,7 @@ _TURNS: dict[
 }
 
 
-def validate(
-    table: pa.Table, required: tuple[str, ...], metadata: TraceMetadata, origin: str
-) -> None:
+def validate(table: pa.Table, required: tuple[str, ...], cap_tokens: int, origin: str) -> None:
     """Raise `InputError` for the first rule that a table of cast columns breaks; `required` columns
     have no empty values."""
     if table.num_rows == 0:
@@ -87,22 +82,12 @@ def validate(
             refuse(breaks(values), values, name, origin, message)
     response = columns["response_tokens"]
     refuse(
-        pc.greater(response, metadata.cap_tokens),
+        pc.greater(response, cap_tokens),
         response,
         "response_tokens",
         origin,
-        f"it must be at most the cap of {metadata.cap_tokens} tokens",
+        f"it must be at most the cap of {cap_tokens} tokens",
     )
-    prompt, shared, context = (
-        columns["prompt_tokens"],
-        metadata.shared_prefix_tokens,
-        metadata.context_cap_tokens,
-    )
-    message = f"the metadata say that all prompts share their first {shared} (shared_prefix_tokens)"
-    refuse(pc.less(prompt, shared), prompt, "prompt_tokens", origin, message)
-    if context is not None:
-        message = f"the metadata say that a context has at most {context} (context_cap_tokens)"
-        refuse(pc.greater_equal(prompt, context), prompt, "prompt_tokens", origin, message)
     if "response_ids" in columns:
         _validate_ids(columns["response_ids"], response, origin)
     _validate_turns(columns, origin)

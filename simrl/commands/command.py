@@ -143,7 +143,7 @@ class Command(typer.core.TyperCommand):
                     f"{parameter.opts[0]} is given twice, and takes one value; give it once",
                 )
             )
-            _require_bounded(parameter.opts[0], ctx.params.get(parameter.name), parameter.type)
+            _require_bounded(parameter.opts[0], ctx.params.get(parameter.name), parameter)
         return rest
 
 

@@ -34,7 +34,7 @@ from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import CapTokens, LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
-from simrl.validation import MOST_SEED, Model, Section, switched
+from simrl.validation import MOST_SEED, Model, Section, bounded, switched
 
 MOST_STEPS = 1_000_000  # an update a second for eleven days
 
@@ -60,7 +60,9 @@ def _with_sheet(data: Any) -> Any:
     if isinstance(written, Mapping) or str(written).endswith(".toml"):
         sheet = whole_sheet(written) if isinstance(written, Mapping) else dict(gpu_named(written))
         return {**data, "gpu": sheet["name"], "sheet": sheet}
-    beside = dict(data.get("sheet") or {"name": written})
+    beside = (
+        dict(data["sheet"]) if isinstance(data.get("sheet"), Mapping | Gpu) else {"name": written}
+    )
     replaced = beside.get("name") != written
     if replaced and "source" not in beside:  # simrl's own sheets have one
         raise ValueError(
@@ -386,12 +388,11 @@ class SystemConfig(Model, extra="allow"):
     parameters. The words of a switch, on and off, are true and false."""
 
     name: str
-    __pydantic_extra__: dict[str, Any]
 
     @model_validator(mode="before")
     @classmethod
     def _with_switches(cls, data: Any) -> Any:
-        return switched(data)
+        return bounded(switched(data))
 
     @property
     def parameters(self) -> dict[str, Any]:

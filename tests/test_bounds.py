@@ -104,7 +104,7 @@ def test_every_number_of_a_system_and_of_a_method_has_a_bound(name):
 
 @pytest.mark.parametrize("value", [10**20, 1e19, math.nan, math.inf, LONG, [10**20], {"a": LONG}])
 def test_a_parameter_of_any_system_is_bounded_before_the_system_sees_it(value):
-    with pytest.raises(ValueError, match="give|at most"):
+    with pytest.raises(ValueError, match=r"give|at most"):
         SystemConfig(name="of_a_package", parameter=value)
 
 
@@ -143,7 +143,7 @@ def test_every_number_of_every_option_has_a_bound():
 
 
 def test_every_command_bounds_its_texts(simrl):
-    for path, command, option in options():
+    for path, _, option in options():
         if option.opts[0].startswith("--"):
             code, _, err = simrl(*path, option.opts[0], LONG)
             assert (code, err.count("\n"), len(err) < 3000) == (2, 1, True), (path, option.name)
@@ -261,7 +261,7 @@ def test_a_row_of_a_profile_without_a_table_is_refused(tmp_path, name):
         ("run", "scenario.yaml", "--system", "areal", "--dispatch", "seer", "dispatch=even_split"),
         ("compare", "scenario.yaml", "--dispatch", "seer", "dispatch=even_split"),
         ("compare", "scenario.yaml", "--pipeline", "areal", "systems=[split]"),
-        ("compare", "scenario.yaml", "--speculation", "none", "speculation=histospec"),
+        ("compare", "scenario.yaml", "--speculation", "none", "system.speculation=histospec"),
         ("compare", "scenario.yaml", "--seed", "3", "seed=4"),
         ("compare", "scenario.yaml", "--seed=3", "--seed=4"),
     ],

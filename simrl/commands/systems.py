@@ -19,7 +19,7 @@ import typer
 from simrl.commands.view import DataView, listing
 from simrl.errors import InputError
 from simrl.extensions import documentation
-from simrl.validation import models_in
+from simrl.validation import LARGEST, LARGEST_WHOLE, models_in
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -250,7 +250,7 @@ def _key_lines(keys: list[Page]) -> list[str]:
 
 
 def takes(schema: Page) -> str:
-    """Return the values that a parameter takes, in words."""
+    """Return the values that a parameter takes, in words, without the general bounds."""
     if "anyOf" in schema:
         return " or ".join(takes(one) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:
@@ -271,4 +271,4 @@ def takes(schema: Page) -> str:
         ("maximum", "≤"),
         ("exclusiveMaximum", "<"),
     ]
-    return f"{kind} {', '.join(f'{sign} {schema[key]:,}' for key, sign in bounds if key in schema)}".strip()
+    return f"{kind} {', '.join(f'{sign} {schema[key]:,}' for key, sign in bounds if key in schema and abs(schema[key]) not in (LARGEST, LARGEST_WHOLE))}".strip()

@@ -285,7 +285,7 @@ class EvaluationConfig(Section):
     """an evaluation of the first weights, before the first rollout"""
     prompts: PositiveInt | None = None
     """prompts of an evaluation, the first ones of `lengths`; all of its first step if not given"""
-    samples: PositiveInt | None = None
+    samples: Annotated[int, Field(gt=0, le=1024)] | None = None
     """responses a prompt; as many as in `lengths` if not given"""
     lengths: WorkloadConfig | None = None
     """lengths of the evaluation set: {trace: file} or {synthetic: model}; the workload's if not

@@ -52,6 +52,7 @@ class DraftFolders:
         """Return the folder of a method's draft model. Raise `InputError` if it has no config."""
         wants_eagle = speculation.model == EAGLE
         folder = Path(self.by_name.get(speculation.model, self.one or speculation.model))
+        folder = folder.parent if folder.name == "config.json" else folder
         if not (folder / "config.json").is_file():
             wanted = (
                 "an EAGLE head; name its folder with --draft-model"

@@ -25,12 +25,10 @@ from simrl.errors import InputError, broken
 from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
 from simrl.speculation.choices import Elastic, Strategy
-from simrl.speculation.deployment import typical_context_tokens
 from simrl.speculation.draft_times import text_drafts
-from simrl.speculation.gates import batch_gate
 from simrl.speculation.matching import LONGEST, SHORTEST
 from simrl.speculation.methods import EAGLE, Speculation
-from simrl.speculation.plan import DraftPlan, plan_drafting
+from simrl.speculation.plan import DraftPlan, draft_costs, plan_drafting
 from simrl.speculation.specactor import reconfiguration_table
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Response, Sample
@@ -395,8 +393,4 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
         return None
     if isinstance(speculation.gate, Elastic):
         return speculation.gate
-    context, most_sequences = typical_context_tokens(prepared.trace), prepared.limits.max_num_seqs
-    gate = batch_gate(
-        prepared.profile, plan.times, speculation.window.rule, context, most_sequences
-    )
-    return tuple(gate.tolist())
+    return tuple(draft_costs(plan, prepared, prepared.limits.max_num_seqs).largest_batch.tolist())

@@ -241,14 +241,59 @@ def test_engines_that_share_a_gpu_get_equal_parts_of_its_memory_and_the_graphs_o
     assert half.graphs == "decode" and engine_settings(one, config).graphs == "compiled"
 
 
-def test_passes_that_are_scheduled_ahead_are_not_replayed(of: Of) -> None:
-    one = of("none")
-    check_replayable(one, ReplayConfig(Path("model")))
-    ahead = replace(one, limits=one.limits._replace(async_scheduling=True))
+def ahead(one: Prepared) -> Prepared:
+    return replace(one, limits=one.limits._replace(async_scheduling=True))
+
+
+def test_passes_are_scheduled_ahead_where_nothing_drafts_and_a_cpu_engine_has_one_rank(
+    of: Of,
+) -> None:
+    one, config = of("none"), ReplayConfig(Path("model"))
+    assert not engine_settings(one, config).async_scheduling
+    check_replayable(ahead(one), config)
+    assert engine_settings(ahead(one), config).async_scheduling
     with pytest.raises(
-        InputError, match=r"schedule no pass ahead \(engine\.async_scheduling\); set it to false"
+        InputError, match=r"next one is scheduled by then; set engine.async_scheduling=false"
     ):
-        check_replayable(ahead, ReplayConfig(Path("model")))
+        check_replayable(ahead(of("histospec")), config)
+    cluster = one.scenario.cluster.model_copy(update={"tp": 2})
+    ranks = replace(ahead(one), scenario=one.scenario.model_copy(update={"cluster": cluster}))
+    with pytest.raises(InputError, match=r"several ranks schedule no pass ahead; set engine"):
+        check_replayable(ranks, config)
+    check_replayable(ranks, replace(config, device="cuda"))
+
+
+@pytest.mark.parametrize(("kv", "is_replayed"), [(None, True), ("keep", False), ("offload", False)])
+def test_tool_calls_are_replayed_unless_an_engine_is_to_keep_blocks_meanwhile(
+    kv: str | None, is_replayed: bool
+) -> None:
+    agents = {"kv_while_tool_runs": kv, "deadline_s": 60.0}
+    agents |= {"host_memory_bytes": 1e9} if kv == "offload" else {}
+    lengths = {"steps": 1, "prompts_per_step": 4, "group": 2, "cap_tokens": 200}
+    lengths |= {"mean_tokens": 60, "sigma": 0.8, "turns": 3.0, "observation_tokens": 100}
+    workload = {"synthetic": {**lengths, "environment_s": 1.0}}
+    several = prepared(scenario("verl_colocated", workload=workload, agents=agents))
+    config = ReplayConfig(Path("model"))
+    if not is_replayed:
+        with pytest.raises(InputError, match=f"kv_while_tool_runs is {kv}.*use cache with"):
+            check_replayable(several, config)
+        return
+    check_replayable(several, config)
+    trace, most = several.trace, engine_settings(several, config).max_model_len
+    contexts = trace.column("prompt_tokens") + trace.observation_tokens()
+    assert most == contexts.max() + trace.metadata.cap_tokens
+
+
+def test_evaluations_have_room_and_follow_no_tokens_of_another_trace(of: Of) -> None:
+    lengths = {"synthetic": {"steps": 1, "prompts_per_step": 2, "group": 1, "cap_tokens": 3000}}
+    lengths["synthetic"] |= {"mean_tokens": 2000.0, "sigma": 0.2, "prompt_tokens": 900.0}
+    one = prepared(scenario("verl_colocated", evaluation={"every": 1, "lengths": lengths}, steps=2))
+    config = ReplayConfig(Path("model"))
+    check_replayable(one, config)
+    assert one.evaluation_trace is not None
+    assert engine_settings(one, config).max_model_len >= 3000 + 900
+    with pytest.raises(InputError, match=r"evaluation\.lengths has others; leave it out"):
+        check_replayable(one, replace(config, recorded_tokens=True))
 
 
 def test_vllms_own_drafter_rests_until_few_requests_are_left_and_drafts_by_their_number() -> None:

@@ -278,8 +278,9 @@ def resource(settings: EngineSettings) -> str:
 
 
 def each_needs(settings: EngineSettings) -> int:
-    """Return the number of GPUs, or CPUs, of an engine."""
-    return settings.tp * (1 if settings.device == "cuda" else settings.threads)
+    """Return the number of GPUs, or CPUs, of an engine, those of its drafters among them."""
+    processes = settings.tp + settings.draft_gpus
+    return processes * (1 if settings.device == "cuda" else settings.threads)
 
 
 def check_room(workers: int, settings: EngineSettings, nodes: Sequence[Mapping[str, Any]]) -> None:

@@ -271,4 +271,10 @@ def takes(schema: Page) -> str:
         ("maximum", "≤"),
         ("exclusiveMaximum", "<"),
     ]
-    return f"{kind} {', '.join(f'{sign} {schema[key]:,}' for key, sign in bounds if key in schema and abs(schema[key]) not in (LARGEST, LARGEST_WHOLE))}".strip()
+    unbounded = (LARGEST, LARGEST_WHOLE)
+    shown = (
+        f"{sign} {schema[key]:,}"
+        for key, sign in bounds
+        if key in schema and abs(schema[key]) not in unbounded
+    )
+    return f"{kind} {', '.join(shown)}".strip()

@@ -38,7 +38,10 @@ def replay(
         ),
     ] = None,
     draft_model: Annotated[
-        Path | None, typer.Option(help="the folder of the draft model, for draft_model speculation")
+        list[str] | None,
+        typer.Option(
+            help="the folder of the draft model, for draft_model and specactor; of several, repeat NAME=FOLDER"
+        ),
     ] = None,
     system: Annotated[
         str | None,
@@ -99,6 +102,7 @@ def replay(
     from simrl_replay.replayed import (
         chosen_scenario,
         default_folder,
+        draft_folders,
         measure_and_show,
         model_folder,
         with_workers,
@@ -115,13 +119,15 @@ def replay(
     prepared, changes = replayed_form(with_workers(prepare(chosen), workers))
     for change in changes:
         print(f"note: {prepared.system.label} as it is replayed: {change}", file=sys.stderr)
+    folders, named = draft_folders(draft_model or ())
     config = ReplayConfig(
         model=model_folder(model or Path(chosen.model)),
         weights=tuple(weights or ()),
         device=device,
         dtype=dtype or ("float32" if device == "cpu" else "auto"),
         dummy_weights=dummy,
-        draft_model=draft_model,
+        draft_model=next(iter(folders), None),
+        draft_models=named,
         temperature=chosen.speculation.temperature if temperature is None else temperature,
         threads=threads,
         step_deadline_s=step_deadline,

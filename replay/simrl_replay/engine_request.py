@@ -12,7 +12,8 @@ import simpy
 from simrl.runtime.rollout import Rollout, Segment
 from simrl.trace.trace import Sample
 
-Drafts = tuple[int, int, int, int]  # drafted, accepted, verifications, verified tokens
+# drafted, accepted, verifications, verified tokens, tokens drafted ahead and never verified
+Drafts = tuple[int, int, int, int, int]
 
 
 class EngineRequest:
@@ -40,7 +41,7 @@ class EngineRequest:
         self.first_token_s = partial.first_token_s if partial else math.nan
         self.begun_s = 0.0  # begin of the open segment
         self.until_s = 0.0  # time of its last reported token
-        self.drafts: Drafts = (0, 0, 0, 0)
+        self.drafts: Drafts = (0, 0, 0, 0, 0)
         self.aborted = False
         self.ended_by_itself = False
 
@@ -64,7 +65,7 @@ class EngineRequest:
         """Return the response as reported so far; the open segment is from `worker`, with the
         weights of `version`."""
         before = self.partial or Rollout(self.sample, (), False)
-        drafted, accepted, verifications, verified = self.drafts
+        drafted, accepted, verifications, verified, unverified = self.drafts
         return Rollout(
             self.sample,
             tuple(self._segments(worker, version)),
@@ -75,6 +76,7 @@ class EngineRequest:
             accepted_tokens=before.accepted_tokens + accepted,
             verifications=before.verifications + verifications,
             verified_tokens=before.verified_tokens + verified,
+            unverified_tokens=before.unverified_tokens + unverified,
             token_ids=tuple(self.token_ids),
         )
 

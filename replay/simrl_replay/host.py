@@ -27,6 +27,7 @@ from typing import Any, NamedTuple, Protocol
 
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.worker import LoadMode
+from simrl_replay.engine_request import Drafts
 from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, VllmEngine, explained
 
@@ -151,13 +152,12 @@ class Gained(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """End of a request, `whole` if it has all its tokens. `drafts`: drafted, accepted,
-    verifications, verified tokens."""
+    """End of a request, `whole` if it has all its tokens. `drafts` are its `DraftCounts`."""
 
     number: int
     at_s: float
     whole: bool
-    drafts: tuple[int, int, int, int]
+    drafts: Drafts
 
 
 class Loaded(NamedTuple):
@@ -176,7 +176,7 @@ class Reached(NamedTuple):
 
     key: int
     at_s: float
-    drafts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    drafts: Drafts = (0, 0, 0, 0, 0)
     vocabulary: int = 0
 
 
@@ -212,7 +212,7 @@ class _RunningRequest:
     told_first: bool = False
     watches: list[tuple[int, int]] = field(default_factory=list)  # tokens, key
     drafts: list[int] = field(
-        default_factory=lambda: [0, 0, 0, 0]
+        default_factory=lambda: [0, 0, 0, 0, 0]
     )  # as in `Ended`: of vLLM's own drafter, or of simrl's before the request was aborted
 
     @property
@@ -295,7 +295,7 @@ class Host:
                     self._requests[number].watches.append((tokens, key))
                     self._tell_watches(self._requests[number], time.monotonic())
             case Ask(key, number):
-                drafts = (0, 0, 0, 0)
+                drafts: Drafts = (0, 0, 0, 0, 0)
                 if number in self._requests:
                     self._tell_tokens(self._requests[number], time.monotonic())
                     drafts = self._drafts(self._requests[number])
@@ -460,13 +460,13 @@ class Host:
             self._tell_tokens(request, now_s)
             self._reports += [Reached(key, now_s) for key in reached]
 
-    def _drafts(self, request: _RunningRequest) -> tuple[int, int, int, int]:
+    def _drafts(self, request: _RunningRequest) -> Drafts:
         drafter, counts = self._engine.drafter, request.drafts
         if drafter is not None and request.request_id in self._by_engine_id:
             now = drafter.counts(request.request_id)
             counts = [a + b for a, b in zip(counts, now, strict=True)]
-        drafted, accepted, verifications, verified = counts
-        return drafted, accepted, verifications, verified
+        drafted, accepted, verifications, verified, unverified = counts
+        return drafted, accepted, verifications, verified, unverified
 
     def _report(self) -> None:
         """Send the pending reports; every `REPORT_EVERY_S` also the tokens that all requests

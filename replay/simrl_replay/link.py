@@ -230,21 +230,22 @@ def device_variables(
     workers: int, settings: EngineSettings, engines_per_gpu: int = 1
 ) -> list[dict[str, str]]:
     """Return for each engine of this machine the variable that gives it its `tp` GPUs, shared by
-    `engines_per_gpu` engines. Raise `InputError` if there are too few; if their number is unknown,
-    CUDA reports it later."""
+    `engines_per_gpu` engines, and its drafters' behind them. Raise `InputError` if there are too
+    few; if their number is unknown, CUDA reports it later."""
     if settings.device != "cuda":
         return [{}] * workers
-    tp, known = settings.tp, visible_gpus()
-    needed = -(-workers // engines_per_gpu) * tp
+    each, known = settings.tp + settings.draft_gpus, visible_gpus()
+    needed = -(-workers // engines_per_gpu) * each
     if known is None:
         known = [str(i) for i in range(needed)]
+    drafters = f" and drafters on {settings.draft_gpus} GPUs" if settings.draft_gpus else ""
     if needed > len(known):
         raise InputError(
-            f"{workers} engines with cluster.tp {tp} need {needed} GPUs, this machine shows {len(known)} "
+            f"{workers} engines with cluster.tp {settings.tp}{drafters} need {needed} GPUs, this machine shows {len(known)} "
             "(CUDA_VISIBLE_DEVICES, or `nvidia-smi -L`); use fewer --workers, a smaller cluster.tp, or --ray"
         )
-    firsts = [i // engines_per_gpu * tp for i in range(workers)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(known[first : first + tp])} for first in firsts]
+    firsts = [i // engines_per_gpu * each for i in range(workers)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(known[first : first + each])} for first in firsts]
 
 
 def spare_gpu(taken: int) -> dict[str, str]:

@@ -34,12 +34,13 @@ from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, RATES, next_elastic
 from simrl.speculation.history_index import build_index
 from simrl.speculation.passes import next_window
 from simrl.speculation.windows import Fixed, Window
+from simrl_replay.ahead import Ahead, AheadSetup, DrafterProcess, Verified
 from simrl_replay.history_drafter import HistoryDrafter
 from simrl_replay.history_store import HistoryStore
 from simrl_replay.ngram_drafter import NgramDrafter
 from simrl_replay.sibling_drafter import SiblingDrafter
 
-Kind = Literal["none", "history", "ngram", "siblings", "own", "oracle", "fixed", "engine"]
+Kind = Literal["none", "history", "ngram", "siblings", "own", "oracle", "fixed", "engine", "ahead"]
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ class DrafterSetup:
     verification. "own" is a method's own drafter, made by `make`. "engine" is vLLM's own: a draft
     model or an EAGLE head, which drafts as many tokens as `Proposer.levels` says.
     `levels_from_batch` are (smallest batch, tokens), rising, where the number depends on the batch
-    (TLT's chains); else it is the window. `own_text`: siblings also draft from their own text.
+    (TLT's chains); else it is the window. "ahead" is a draft model in a process of its own
+    (`simrl_replay.ahead`). `own_text`: siblings also draft from their own text.
 
     `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100
     % (`batch_gate`), or TLT's.
@@ -69,6 +71,18 @@ class DrafterSetup:
     levels_from_batch: tuple[tuple[int, int], ...] = ()
     acceptance: ModelAcceptance | None = None
     make: Callable[[], Drafter] | None = None
+    ahead: AheadSetup | None = None
+
+    @property
+    def most_tokens(self) -> int:
+        """The longest draft."""
+        longest = self.window.rule.most_tokens
+        return max(longest, self.ahead.longest) if self.ahead else longest
+
+    @property
+    def loads(self) -> bool:
+        """True if a worker that gets this drafter loads a model."""
+        return self.ahead is not None and self.ahead.loads
 
 
 class Forced(NamedTuple):
@@ -82,13 +96,15 @@ class Forced(NamedTuple):
 
 class DraftCounts(NamedTuple):
     """Counts of a request: tokens drafted, tokens accepted, passes that verified a draft, tokens
-    that these passes yielded. As in `engine.Engine`, a draft counts as vLLM verified it, also
-    beyond the response's end; tokens beyond the end are neither accepted nor yielded."""
+    that these passes yielded, tokens drafted ahead that no pass verified. As in `engine.Engine`, a
+    draft counts as vLLM verified it, also beyond the response's end; tokens beyond the end are
+    neither accepted nor yielded."""
 
     drafted: int = 0
     accepted: int = 0
     verifications: int = 0
     verified_tokens: int = 0
+    unverified: int = 0
 
 
 class Ran(NamedTuple):
@@ -192,7 +208,7 @@ class _DraftedRequest:
     number: int
     has_source: bool
     window: int
-    counts: list[int] = field(default_factory=lambda: [0, 0, 0, 0])
+    counts: list[int] = field(default_factory=lambda: [0, 0, 0, 0, 0])
     vllm_id: str = ""  # its id in the batch
     ran: bool = False
     decodes: bool = False
@@ -211,22 +227,27 @@ def _compile(drafter: HistoryDrafter) -> None:
 
 class Proposer:
     """The drafter of an engine that was started for drafts of `most_tokens` and sequences of
-    `most_length`. `propose` is called at the end of a step, all other methods between two steps."""
+    `most_length`; `has_model`: with a draft model of vLLM's, which rests while another drafter is
+    configured. `propose` is called at the end of a step, all other methods between two steps."""
 
-    def __init__(self, most_tokens: int, most_length: int) -> None:
+    def __init__(self, most_tokens: int, most_length: int, has_model: bool = False) -> None:
         self._most_tokens = most_tokens
         self._most_length = most_length
+        self._has_model = has_model
+        self._lines: dict[str, Sequence[Any]] = {}  # to drafters that work ahead, by model
         self.configure(DrafterSetup())
 
     def configure(self, setup: DrafterSetup) -> None:
         """Reset all state and set the configuration. Raise `InputError` for a window longer than
         vLLM was started for."""
-        longest = setup.window.rule.most_tokens
+        longest = setup.most_tokens
         if setup.kind != "none" and longest > self._most_tokens:
             raise InputError(
                 f"speculation drafts up to {longest} tokens, the engine was started with num_speculative_tokens "
                 f"{self._most_tokens}; start it with {longest}"
             )
+        # A draft model that rested lacks KV cache of the prefixes that are cached.
+        restarts = self._has_model and setup.kind == "engine"
         self._setup = setup
         self._window = setup.window.rule
         self._gate_batch = np.zeros(RATES, dtype=np.int64)
@@ -242,13 +263,27 @@ class Proposer:
         else:
             self._rule = Rule(OPEN, self._window)
         self._drafter = self._make_drafter(setup)
+        self._ahead: Ahead | None = None
+        if setup.ahead is not None:
+            self.start_drafters([setup.ahead.process])
+            lines = self._lines[setup.ahead.process.settings.model]
+            self._ahead = Ahead(self._window, setup.ahead, lines)
         self._gauges = np.zeros(1, dtype=GAUGES)[0]
         self._requests: dict[str, _DraftedRequest] = {}
         self._numbers = 0
         self._levels = 0  # that vLLM's own drafter drafts in the running pass
         self.stale = False  # the last drafts are outdated: call `redraft`
         # a drafter that is a model starts: let running requests recompute their caches
-        self.restarts = False
+        self.restarts = restarts
+
+    def start_drafters(self, processes: Sequence[DrafterProcess]) -> None:
+        """Start drafters that work ahead, unless they are up, so that none starts when a worker
+        gets it (SpecActor §4.3)."""
+        from simrl_replay.drafting_ahead import start_drafters  # which imports this module
+
+        for process in processes:
+            if process.settings.model not in self._lines:
+                self._lines[process.settings.model] = start_drafters(process)
 
     def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
         self._store: HistoryStore | None = None
@@ -273,7 +308,7 @@ class Proposer:
                 return self._oracle
             case "fixed":
                 return _Fixed()
-            case "none" | "engine":
+            case "none" | "engine" | "ahead":
                 return None
 
     # Calls of the controller.
@@ -327,6 +362,8 @@ class Proposer:
         request = self._requests[request_id] = _DraftedRequest(
             number, has_source, self._window.start_tokens
         )
+        if self._ahead is not None:
+            self._ahead.begins(request_id, prompt_ids, token_ids)
         if drafter is None:
             return
         if self._store is not None:
@@ -340,20 +377,27 @@ class Proposer:
         drafter.observe(number, np.array(token_ids, dtype=np.int32))
 
     def counts(self, request_id: str) -> DraftCounts:
+        if self._ahead is not None:
+            return DraftCounts(*self._ahead.counts(request_id))
         return DraftCounts(*self._requests[request_id].counts)
 
     def ends(self, request_id: str) -> DraftCounts:
         """Remove a request that is over or goes on elsewhere; return its draft counts."""
-        request = self._requests.pop(request_id)
+        counts, request = self.counts(request_id), self._requests.pop(request_id)
+        if self._ahead is not None:
+            self._ahead.ends(request_id)
         if self._drafter is not None:
             self._drafter.stop_request(request.number)
         self.stale |= (
             request.ran and not request.over
         )  # an abort: the next batch is smaller than the gate assumed
-        return DraftCounts(*request.counts)
+        return counts
 
     def redraft(self) -> dict[str, list[int]]:
         """Return new drafts for the next pass, by vLLM's ids, for `put_drafts`."""
+        if self._ahead is not None:
+            drafts = self._ahead.windows(self._most_tokens)
+            return {self._requests[name].vllm_id: draft for name, draft in drafts.items()}
         self.stale = False
         running = [
             request for request in self._requests.values() if request.ran and not request.over
@@ -371,7 +415,7 @@ class Proposer:
         """Return the number of tokens that vLLM's own drafter is to draft at the end of a pass over
         `batch` requests that begins; None to leave it to vLLM."""
         if self._setup.kind != "engine":
-            return None
+            return 0 if self._has_model and self._setup.kind != "none" else None
         levels = self._window.most_tokens
         for smallest, of_batch in self._setup.levels_from_batch:
             levels = of_batch if batch >= smallest else levels
@@ -385,6 +429,10 @@ class Proposer:
             return {}
         requests = [self._request(ran.request_id) for ran in batch]
         self._learn_of(batch, requests, sampled)
+        if self._ahead is not None:
+            self._ahead.ran(self._verified(batch, sampled))
+            self.stale = True  # windows are put in right before a pass
+            return {}
         self.stale = False
         going_on = [request for request in requests if request is not None and not request.over]
         if self._setup.kind == "engine":
@@ -394,6 +442,32 @@ class Proposer:
         unknown = sum(request is None for request in requests)
         drafts = self._draft(going_on, unknown)
         return {request.vllm_id: draft for request, draft in zip(going_on, drafts, strict=True)}
+
+    @property
+    def held(self) -> set[str]:
+        """Requests that take no part in the next pass: their drafts are still to come."""
+        return self._ahead.held if self._ahead is not None else set()
+
+    def wait(self) -> None:
+        """Wait for drafts, for a moment."""
+        if self._ahead is not None:
+            self._ahead.wait()
+
+    def _verified(self, batch: list[Ran], sampled: list[list[int]]) -> list[Verified]:
+        """Return the requests of a pass, with what they sampled."""
+        names = {request.vllm_id: name for name, request in self._requests.items()}
+        return [
+            Verified(
+                names[ran.request_id],
+                ran.known_tokens,
+                ran.most_tokens,
+                ran.computed_tokens > 0 and ran.computed_tokens == ran.known_tokens - 1,
+                ran.draft_tokens,
+                tokens,
+            )
+            for ran, tokens in zip(batch, sampled, strict=True)
+            if ran.request_id in names
+        ]
 
     def _request(self, vllm_id: str) -> _DraftedRequest | None:
         return self._requests.get(vllm_id) or self._requests.get(vllm_id.rpartition("-")[0])

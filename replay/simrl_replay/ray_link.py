@@ -88,7 +88,7 @@ class RayLink:
         self.name = name
         self._ray = ray
         needs = (
-            {"num_gpus": settings.tp}
+            {"num_gpus": settings.tp + settings.draft_gpus}
             if settings.device == "cuda"
             else {"num_cpus": settings.threads}
         )

@@ -223,6 +223,18 @@ def with_workers(prepared: Prepared, workers: int | None) -> Prepared:
     return replace(prepared, workers=workers)
 
 
+def draft_folders(options: Sequence[str]) -> tuple[list[Path], dict[str, Path]]:
+    """Return the folder of --draft-model, if one is named alone, and folders by the names of their
+    models. Raise `InputError` for several without names."""
+    named = dict(option.split("=", 1) for option in options if "=" in option)
+    alone = [Path(option) for option in options if "=" not in option]
+    if len(alone) > 1:
+        raise InputError(
+            f"--draft-model {alone[1]}: the second folder without a name; give NAME=FOLDER, with the drafters' names"
+        )
+    return alone, {name: Path(folder) for name, folder in named.items()}
+
+
 def model_folder(model: Path) -> Path:
     """Return the folder of a model that was named by it or by its config.json. Raise `InputError`
     if it has none."""

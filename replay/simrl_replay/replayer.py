@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
@@ -28,6 +28,7 @@ from simrl.runtime.rollout import Rollout
 from simrl.simulate.prepare import Prepared
 from simrl.simulate.run import Schedule
 from simrl.trace.trace import Response, Trace, TraceMetadata
+from simrl_replay.ahead import DrafterProcess
 from simrl_replay.clock import WallClock
 from simrl_replay.host import Close, Command, Count, DraftCall, Reached, Report, Reset
 from simrl_replay.link import (
@@ -41,8 +42,10 @@ from simrl_replay.link import (
 )
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.speculative import (
+    DraftFolders,
     answers_of,
     drafter_setup,
+    drafter_setups,
     forced_setup,
     own_config,
     speculative_config,
@@ -69,7 +72,8 @@ class ReplayConfig:
     0. With `recorded_tokens` every response is the trace's own, token by token, whatever the
     weights. `engines_per_gpu` engines share a GPU: each gets its part of
     `engine.gpu_memory_utilization`, and they start in turn. `graphs` are the CUDA graphs, as in
-    `EngineSettings`.
+    `EngineSettings`. `draft_model` is the folder of the draft model; of several, `draft_models` has
+    each one's by its name.
     """
 
     model: Path
@@ -78,6 +82,7 @@ class ReplayConfig:
     dtype: str = "auto"
     dummy_weights: bool = False
     draft_model: Path | None = None
+    draft_models: Mapping[str, Path] = field(default_factory=dict)
     temperature: float = 1.0
     forced_acceptance: bool = False
     recorded_tokens: bool = False
@@ -86,6 +91,10 @@ class ReplayConfig:
     start_deadline_s: float = 600.0
     engines_per_gpu: int = 1
     graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
+
+    @property
+    def draft_folders(self) -> DraftFolders:
+        return DraftFolders(self.draft_model, self.draft_models)
 
     def folder(self, version: int) -> str:
         folders = self.weights or (self.model,)
@@ -133,9 +142,12 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             f"it moves GPUs between rollout and training ({'adapt_split_every' if system.adapt_split_every else system.name})",
         ),
         (
-            prepared.tail is not None,
-            "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
-            "best_of_n: false",
+            bool(drafts and drafts.decoupled) and config.engines_per_gpu > 1,
+            "its drafters have GPUs of their own, and engines here share one; let each engine have its own",
+        ),
+        (
+            config.forced_acceptance and prepared.tail is not None,
+            "acceptance is forced of one drafter, and freed workers get others (best_of_n); set best_of_n: false",
         ),
         (prepared.limits.dp > 1, "engines here are one rank each (cluster.dp); set it to 1"),
         (
@@ -189,8 +201,8 @@ def check_engine(config: ReplayConfig) -> None:
     files that must not be loaded."""
     vllm_version()
     check_model(config.model, config.dummy_weights)
-    if config.draft_model is not None:
-        check_model(config.draft_model, config.dummy_weights)
+    for folder in [*filter(None, [config.draft_model]), *config.draft_models.values()]:
+        check_model(folder, config.dummy_weights)
     for folder in config.weights:
         check_weights(folder)
 
@@ -211,6 +223,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
                 prepared,
                 draft_folder=config.draft_model,
                 synthetic=config.dummy_weights and not config.recorded_tokens,
+                by_name=config.draft_models,
             )
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
     prompt_tokens, capacity = trace.column("prompt_tokens"), limits.kv_blocks * limits.block_size
@@ -231,6 +244,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         ),
         kv_blocks=limits.kv_blocks,
         tp=prepared.scenario.cluster.tp,
+        draft_gpus=prepared.drafts.draft_gpus if prepared.drafts else 0,
         device="cuda" if config.device == "cuda" else "cpu",
         dtype=config.dtype,
         dummy_weights=config.dummy_weights,
@@ -244,6 +258,27 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         recorded=config.recorded_tokens,
         graphs=config.graphs,
     )
+
+
+def drafter_process(settings: EngineSettings, config: ReplayConfig) -> DrafterProcess:
+    """Return a process for a drafter that works ahead of an engine with these settings; its model
+    is named later. It drafts greedily, finds the text that stands in its prefix cache, and holds
+    two windows more of each request."""
+    drafted = settings.speculative["num_speculative_tokens"] if settings.speculative else 0
+    more_blocks = settings.max_num_seqs * -(-2 * drafted // settings.block_size)
+    of_drafter = replace(
+        settings,
+        tp=1,
+        draft_gpus=0,
+        kv_blocks=None if settings.kv_blocks is None else settings.kv_blocks + more_blocks,
+        temperature=0.0,
+        speculative=None,
+        stop_token=None,
+        recorded=False,
+        prefix_caching=True,
+    )
+    deadline_s = config.start_deadline_s
+    return DrafterProcess(of_drafter, first_gpu=settings.tp, start_deadline_s=deadline_s)
 
 
 class ReplayEngines:
@@ -311,12 +346,18 @@ def replay(
     """Run the schedule on the fleet. The error that stops it (Ctrl-C, an engine that keeps dying)
     is in the returned value."""
     check_replayable(prepared, config)
-    setup = None
-    if prepared.drafts is not None:
-        setup = forced_setup(prepared) if config.forced_acceptance else drafter_setup(prepared)
+    setup, tail = None, dict[str, DrafterSetup]()
+    if prepared.drafts is not None and config.forced_acceptance:
+        setup = forced_setup(prepared)
+    elif prepared.drafts is not None:
+        folders = config.draft_folders
+        process = drafter_process(engine_settings(prepared, config), config)
+        setup = drafter_setup(prepared, folders, process)
+        setups = drafter_setups(prepared, folders, process)
+        tail = {name: each for name, each in setups.items() if name is not None}
     env = WallClock()
     happened: list[dict[str, Any]] = []
-    vocabulary = reset(fleet, config, setup)
+    vocabulary = reset(fleet, config, setup, tail.values())
 
     @cache
     def prompt_ids(prompt_id: int, tokens: int) -> tuple[int, ...]:
@@ -344,6 +385,7 @@ def replay(
                 prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0),
                 answers,
                 prompts=schedule.prompts,
+                tail=tail,
             )
             for i in range(schedule.units)
         ]
@@ -397,11 +439,19 @@ def connected(schedule: Schedule) -> list[VllmWorker]:
     return workers
 
 
-def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None) -> int:
-    """Reset all engines to their state after the start; return the size of the vocabulary. Reports
-    of an earlier run are dropped."""
+def reset(
+    fleet: ReplayEngines,
+    config: ReplayConfig,
+    setup: DrafterSetup | None,
+    tail: Iterable[DrafterSetup] = (),
+) -> int:
+    """Reset all engines to their state after the start, with this drafter, and with the processes
+    of those of the `tail` up; return the size of the vocabulary. Reports of an earlier run are
+    dropped."""
+    ahead = [each.ahead.process for each in tail if each.ahead]
     reset: list[Command] = [
         Reset(-1, config.folder(0)),
+        *([DraftCall("start_drafters", (ahead,))] if ahead else []),
         *([DraftCall("configure", (setup,))] if setup else []),
     ]
     for link in fleet.links:

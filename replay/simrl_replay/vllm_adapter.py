@@ -57,7 +57,7 @@ class EngineSettings:
     passes, whole ones for decoding); without the compiler, "decode" for passes in which each
     sequence decodes one token (or verifies the longest draft) and "full" for all up to 2 ×
     max_num_seqs or 512 tokens (FlashAttention 3 alone; else as "decode"); or "none". `sleep` lets
-    the engine release its memory.
+    the engine release its memory. `draft_gpus` more GPUs are for its drafters' processes.
     """
 
     model: str
@@ -81,6 +81,7 @@ class EngineSettings:
     kv_cache_bytes: int | None = None
     graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
     sleep: bool = False
+    draft_gpus: int = 0
 
 
 class EngineCounters(NamedTuple):
@@ -219,12 +220,14 @@ class VllmEngine:
         ] = {}  # verified drafts of the running step, by vLLM's ids
         self._drafts: dict[str, list[int]] = {}  # of the next step
         self.drafter: Proposer | None = None  # simrl's own
+        self.held: set[str] = set()  # running requests that have no token in the next pass
         if settings.recorded:
             self._engine.collective_rpc("follow_recorded")
         if settings.speculative is not None:
             if settings.speculative["method"] in ("custom_class", *MODEL_DRAFTERS):
                 most_tokens = settings.speculative["num_speculative_tokens"]
-                self.drafter = Proposer(most_tokens, settings.max_model_len)
+                has_model = settings.speculative["method"] in MODEL_DRAFTERS
+                self.drafter = Proposer(most_tokens, settings.max_model_len, has_model)
             if settings.speculative["method"] in MODEL_DRAFTERS:
                 self._engine.collective_rpc("let_drafter_rest")
             if settings.device == "cpu":
@@ -265,6 +268,7 @@ class VllmEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request; `step` has returned its tokens so far."""
+        self.held.discard(request_id)
         self._engine.abort_request([request_id])
         self._over([request_id])
 
@@ -276,6 +280,10 @@ class VllmEngine:
             self.drafter.restarts = False
         if self.drafter is not None and self.drafter.stale:
             put_drafts(self._scheduler, self.drafter.redraft())
+            self.held = self.drafter.held
+            if self.held and len(self._held()) == self.unfinished:
+                self.drafter.wait()
+                return []
         outputs = self._engine.step()
         put_drafts(self._scheduler, self._drafts)
         self._drafts = {}
@@ -296,6 +304,15 @@ class VllmEngine:
         if self.settings.recorded and request_ids:
             self._engine.collective_rpc("forget", args=(request_ids,))
 
+    def _held(self) -> list[Any]:
+        """Return the running requests that are held, as the scheduler has them."""
+        return [
+            request
+            for request in (self._scheduler.running if self.held else ())
+            if {request.request_id, request.request_id.rpartition("-")[0]} & self.held
+            and request.num_tokens - request.num_computed_tokens == 1
+        ]
+
     def _watch_passes(self) -> None:
         """Count each pass from its schedule and its output, and record its verified drafts (vLLM's
         drafters do not report them in all versions). Let simrl's drafter draft from its outcome, or
@@ -308,7 +325,13 @@ class VllmEngine:
         )
 
         def watched(*arguments: Any, **named: Any) -> Any:
+            held = self._held()
+            for request in held:
+                # To the scheduler, a request without a token to compute, whose place it keeps.
+                request.num_output_placeholders = -1
             scheduled = schedule(*arguments, **named)
+            for request in held:
+                request.num_output_placeholders = 0
             counts["passes"] += scheduled.total_num_scheduled_tokens > 0
             if self.settings.prefix_caching:
                 for request_id, hit_tokens in _admitted(scheduled):

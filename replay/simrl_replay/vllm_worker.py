@@ -31,7 +31,7 @@ from simrl_replay import host
 from simrl_replay.clock import WallClock
 from simrl_replay.engine_request import EngineRequest
 from simrl_replay.link import EngineLink
-from simrl_replay.proposer import Forced
+from simrl_replay.proposer import DrafterSetup, Forced
 
 MOST_RESTARTS = 3
 
@@ -45,6 +45,14 @@ class _Load(NamedTuple):
     starts_over: bool = False
 
 
+class _Change(NamedTuple):
+    """A change of drafter sent to the engine, at a time; `loads`: it takes a load of a model."""
+
+    event: simpy.Event
+    asked_s: float
+    loads: bool
+
+
 class VllmWorker:
     """One engine, as schedules see it. `weights` gives the folder of a policy version, `prompt_ids`
     the tokens of a prompt.
@@ -54,7 +62,8 @@ class VllmWorker:
     weights. `prompts` has the salts of prompts. `tell` gets the engine's losses, for the result; `on_done` gets every response;
     `on_back` is called when the engine is back, before anything is submitted to it. Loads are held
     for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an
-    oracle drafter's inputs for a sample. With a `stop_token`, a response is done when it has that
+    oracle drafter's inputs for a sample. `setup` is the drafter that it begins with, `tail` has
+    those that it may get in its place. With a `stop_token`, a response is done when it has that
     token; its length in `responses` is the upper bound.
     """
 
@@ -71,11 +80,12 @@ class VllmWorker:
         deadline_s: float,
         start_deadline_s: float,
         tell: Callable[[dict[str, Any]], None],
-        setup: Any = None,
+        setup: DrafterSetup | None = None,
         held_load_s: float = 0.0,
         forced: Callable[[Sample], Forced] | None = None,
         stop_token: int | None = None,
         prompts: PromptKeys | None = None,
+        tail: Mapping[str, DrafterSetup] | None = None,
     ) -> None:
         self.policy_version, self.groups = 0, None
         self.index = index
@@ -94,7 +104,11 @@ class VllmWorker:
         self._deadline_s = deadline_s
         self._start_deadline_s = start_deadline_s
         self._tell = tell
-        self._setup = setup
+        self._drafters: dict[str | None, DrafterSetup] = {
+            None: setup or DrafterSetup(),
+            **(tail or {}),
+        }
+        self._setup = self._drafters[None]  # of the drafter that it has
         self._held_load_s = held_load_s
         self._forced = forced
         self._stop_token = stop_token
@@ -108,6 +122,7 @@ class VllmWorker:
         self._asked: dict[int, tuple[EngineRequest, simpy.Event]] = {}
         self._watched: dict[int, simpy.Event] = {}
         self._loads: dict[int, _Load] = {}
+        self._changes: dict[int, _Change] = {}
         self._busy_since_s: float | None = None
         self._tokens_before = 0
         self._asked_version = 0
@@ -157,7 +172,7 @@ class VllmWorker:
     def _text(self, sample: Sample) -> int:
         """Return what a sample's drafts come from, as its engine knows it: its prompt, or its group
         in this step alone."""
-        if self._setup is None or self._setup.kind != "siblings":
+        if self._setup.kind != "siblings":
             return sample.prompt_id
         return self._groups.setdefault(
             (sample.epoch, sample.step, sample.prompt_id), len(self._groups)
@@ -220,9 +235,14 @@ class VllmWorker:
         return self._env.event().succeed(EngineLoad(0, 0.0, len(self._here), 0, 0))
 
     def draft_with(self, drafter: str | None) -> simpy.Event:
-        raise InputError(
-            f"{self.link.name}: a vLLM engine holds one drafter; choose another --speculation"
-        )
+        event, self._setup = self._env.event(), self._drafters[drafter]
+        if self._state != "up":
+            return event.succeed()
+        key = self._key()
+        self._changes[key] = _Change(event, self._env.now, self._setup.loads)
+        self._command(host.DraftCall("configure", (self._setup,)))
+        self._command(host.Ask(key, 0))  # of no request: answered when the drafter is there
+        return event
 
     def lend(self) -> simpy.Event:
         raise InputError(
@@ -305,7 +325,8 @@ class VllmWorker:
 
     def _awaits(self) -> bool:
         """Return whether the engine has anything to report."""
-        return bool(self._requests or self._loads or self._asked or self._state == "starting")
+        expected = self._requests or self._loads or self._asked or self._changes
+        return bool(expected or self._state == "starting")
 
     def _hear(self, reports: Sequence[host.Report]) -> None:
         self._heard_s = self._env.wall_s()
@@ -367,6 +388,14 @@ class VllmWorker:
         load.event.succeed(WeightLoad(load.version, started_s, finished_s))
 
     def _answered(self, report: host.Reached) -> None:
+        if report.key in self._changes:
+            change, there_s = self._changes.pop(report.key), self._time_s(report.at_s)
+            if change.loads:
+                self._recorder.span(
+                    self.index, "load_drafter", change.asked_s, there_s, self.policy_version
+                )
+            change.event.succeed()
+            return
         if report.key in self._watched:
             self._watched.pop(report.key).succeed()
             return
@@ -456,9 +485,12 @@ class VllmWorker:
         for load in self._loads.values():
             if load.event is not None:
                 load.event.succeed(WeightLoad(load.version, self._env.now, self._env.now))
-        for _, event in self._asked.values():
+        for event in [
+            *(event for _, event in self._asked.values()),
+            *(change.event for change in self._changes.values()),
+        ]:
             event.succeed()
-        self._loads, self._asked, self._watched = {}, {}, {}
+        self._loads, self._asked, self._watched, self._changes = {}, {}, {}, {}
 
     def _restart(self) -> None:
         self._state = "starting"
@@ -468,7 +500,7 @@ class VllmWorker:
 
     def _ready(self) -> None:
         self._state = "loading"
-        if self._setup is not None:
+        if self._setup.kind != "none":
             self._command(host.DraftCall("configure", (self._setup,)))
         self._load(self._asked_version, "recompute", None)
 

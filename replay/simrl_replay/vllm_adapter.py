@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -219,6 +220,7 @@ class VllmEngine:
             str, list[int]
         ] = {}  # verified drafts of the running step, by vLLM's ids
         self._drafts: dict[str, list[int]] = {}  # of the next step
+        self._began_s = self._drafting_s = 0.0  # the start of a pass; seconds of drafting for it
         self.drafter: Proposer | None = None  # simrl's own
         self.held: set[str] = set()  # running requests that have no token in the next pass
         if settings.recorded:
@@ -226,10 +228,11 @@ class VllmEngine:
         if settings.speculative is not None:
             if settings.speculative["method"] in ("custom_class", *MODEL_DRAFTERS):
                 most_tokens = settings.speculative["num_speculative_tokens"]
-                has_model = settings.speculative["method"] in MODEL_DRAFTERS
-                self.drafter = Proposer(most_tokens, settings.max_model_len, has_model)
-            if settings.speculative["method"] in MODEL_DRAFTERS:
-                self._engine.collective_rpc("let_drafter_rest")
+                model = None
+                if settings.speculative["method"] in MODEL_DRAFTERS:
+                    self._engine.collective_rpc("draft_when_called")
+                    model = self._drafted_by_model
+                self.drafter = Proposer(most_tokens, settings.max_model_len, model)
             if settings.device == "cpu":
                 self._engine.collective_rpc("mend_cpu_sampling")
         self._watch_passes()
@@ -284,6 +287,7 @@ class VllmEngine:
             if self.held and len(self._held()) == self.unfinished:
                 self.drafter.wait()
                 return []
+        self._began_s = time.monotonic()
         outputs = self._engine.step()
         put_drafts(self._scheduler, self._drafts)
         self._drafts = {}
@@ -300,6 +304,10 @@ class VllmEngine:
             if output.outputs
         ]
 
+    def _drafted_by_model(self, tokens: int) -> dict[str, list[int]]:
+        drafts = self._engine.collective_rpc("draft", args=(tokens,))[0]
+        return dict(drafts)
+
     def _over(self, request_ids: list[str]) -> None:
         if self.settings.recorded and request_ids:
             self._engine.collective_rpc("forget", args=(request_ids,))
@@ -315,8 +323,7 @@ class VllmEngine:
 
     def _watch_passes(self) -> None:
         """Count each pass from its schedule and its output, and record its verified drafts (vLLM's
-        drafters do not report them in all versions). Let simrl's drafter draft from its outcome, or
-        tell vLLM's how much to draft."""
+        drafters do not report them in all versions). Let drafters draft from its outcome."""
         scheduler, counts = self._scheduler, self._counts
         schedule, update, preempt = (
             scheduler.schedule,
@@ -338,13 +345,6 @@ class VllmEngine:
                     counts["prefix_queried_tokens"] += scheduler.requests[request_id].num_tokens
                     counts["prefix_hit_tokens"] += hit_tokens
             self._verified = scheduled.scheduled_spec_decode_tokens
-            levels = (
-                None
-                if self.drafter is None
-                else self.drafter.levels(len(scheduled.num_scheduled_tokens))
-            )
-            if levels is not None:
-                scheduled.num_spec_tokens_to_schedule = levels
             return scheduled
 
         def drafted(scheduled: Any, output: Any) -> Any:
@@ -354,7 +354,11 @@ class VllmEngine:
                     counts["drafted_tokens"] += len(draft)
                     counts["accepted_tokens"] += len(sampled) - 1
             if self.drafter is not None:
-                self._drafts = self.drafter.propose(*batch_of(scheduler, scheduled, output))
+                ended_s = time.monotonic()
+                seconds = self._drafting_s + ended_s - self._began_s
+                ran = batch_of(scheduler, scheduled, output)
+                self._drafts = self.drafter.propose(*ran, seconds)
+                self._drafting_s = time.monotonic() - ended_s
             return update(scheduled, output)
 
         def preempted(*arguments: Any, **named: Any) -> Any:

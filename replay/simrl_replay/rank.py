@@ -65,6 +65,23 @@ class Rank:
             drafted = propose(num_speculative_tokens=tokens)
         return dict(zip(names, drafted.tolist(), strict=True))
 
+    def load_drafter(self, folder: str) -> None:
+        """Load weights of the drafter in place, as vLLM reloads those of a target; weights that the
+        folder lacks (those that it shares with its target) stay."""
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
+
+        runner = self.model_runner
+        model, weights = runner.drafter.model, load_file(f"{folder}/model.safetensors")
+        with set_current_vllm_config(runner.vllm_config):
+            initialize_layerwise_reload(model)
+            model.load_weights(iter(weights.items()))
+            finalize_layerwise_reload(model, runner.speculative_config.draft_model_config)
+
     def time_sampling(self) -> None:
         """Time each sampling from now on, with the device idle before and after it."""
         import torch

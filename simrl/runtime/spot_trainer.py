@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +92,8 @@ class SpotTrainer:
             (math.inf, 0.0)
         ]  # by policy version: tokens of a response, and the updates behind beyond them
         self.iterations = 0
+        # What is called with each iteration: the tokens that it trains on of each response.
+        self.on_iteration: Callable[[Sequence[int]], None] = lambda batch: None
         self.saving_s = 0.0  # during which training waited for checkpoints
         self._since_s: dict[int, float] = {}  # the start of each worker in the session
         self._counted_s = 0.0  # the time up to which the session's iterations are counted
@@ -236,6 +238,7 @@ class SpotTrainer:
             self._packed_tokens += sum(batch)
             self._padded_tokens += len(batch) * max(batch, default=0)
             self.iterations += 1
+            self.on_iteration(batch)
             if self._drafter.iterations % p.save_every_iterations == 0:
                 self._save()
             if self._drafter.iterations == p.most_iterations:

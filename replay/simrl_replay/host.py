@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from simrl.errors import InputError, StoppedError
@@ -31,6 +32,7 @@ from simrl_replay.engine_request import Drafts
 from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, VllmEngine, explained
 
+LOOK_EVERY_S = 0.002  # for awaited weights; a load takes longer
 REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
 
 # Commands.
@@ -48,6 +50,7 @@ class Begin(NamedTuple):
     tokens: int
     forced: Forced | None = None
     salt: int | None = None
+    window: int | None = None
 
 
 class Abort(NamedTuple):
@@ -58,7 +61,9 @@ class Abort(NamedTuple):
 
 class LoadWeights(NamedTuple):
     """Load weights from a folder; the load takes `held_s` longer than needed. With a `retry_s`,
-    requests that recompute or start over are aborted, and come back so long afterwards."""
+    requests that recompute or start over are aborted, and come back so long afterwards. The weights
+    of a drafter in the folder `drafter`, if it is named, come with them; a folder in writing is
+    awaited. With `siblings`, drafts are from siblings in place of the drafter's."""
 
     key: int
     version: int
@@ -66,6 +71,8 @@ class LoadWeights(NamedTuple):
     running: LoadMode
     held_s: float
     retry_s: float = 0.0
+    drafter: str = ""
+    siblings: bool = False
 
 
 class Watch(NamedTuple):
@@ -97,11 +104,12 @@ class DraftCall(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Return the engine to its state after the start: no requests, first weights, empty drafter.
-    Answered by `Reached`."""
+    """Return the engine to its state after the start: no requests, first weights, empty drafter,
+    and a drafter's first weights, if their folder is named. Answered by `Reached`."""
 
     key: int
     folder: str
+    drafter: str = ""
 
 
 class Count(NamedTuple):
@@ -239,6 +247,7 @@ class Host:
         self._reported_s = time.monotonic()
         self._slowdown = 1.0
         self._begun = 0
+        self._drafter_folder = ""  # of the weights that the drafter got last
         self.closed = False
 
     @property
@@ -323,7 +332,9 @@ class Host:
         request.request_id = request_id = f"{begin.number}.{self._begun}"
         self._by_engine_id[request_id] = request
         if (drafter := self._engine.drafter) is not None:
-            drafter.begins(request_id, begin.prompt_id, begin.prompt_ids, had, begin.forced)
+            drafter.begins(
+                request_id, begin.prompt_id, begin.prompt_ids, had, begin.forced, begin.window
+            )
         recorded = begin.forced.recorded[len(had) :] if begin.forced else ()
         follows = self._engine.settings.recorded
         tokens = len(begin.token_ids) + begin.tokens - len(had)
@@ -404,16 +415,26 @@ class Host:
             if load.running != "keep":
                 self._engine.recompute_running()
             self._engine.load_weights(load.folder)
+            self._load_drafter(load.drafter)
             if load.held_s:
                 time.sleep(load.held_s)
             if self._engine.drafter is not None:
-                self._engine.drafter.new_rollout()
+                self._engine.drafter.new_rollout(load.siblings)
             numbers = tuple(request.number for request in aborted)
             self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic(), numbers))
             for request in aborted if load.retry_s == 0 else ():
                 self._add(request)
         self._engine.admit(not self._loads)
         return len(self._loads) < waiting
+
+    def _load_drafter(self, folder: str) -> None:
+        """Load a drafter's weights, unless it has them. The controller, which ends this process if
+        it fails, writes them."""
+        if folder and folder != self._drafter_folder:
+            while not Path(folder).exists():
+                time.sleep(LOOK_EVERY_S)
+            self._engine.load_drafter(folder)
+            self._drafter_folder = folder
 
     def _reset(self, command: Reset) -> None:
         for request in list(self._requests.values()):
@@ -428,6 +449,7 @@ class Host:
             self._engine.drafter.configure(DrafterSetup())
         self._engine.recompute_running()
         self._engine.load_weights(command.folder)
+        self._load_drafter(command.drafter)
         self._engine.reset_counters()
         self._reports.append(
             Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary)

@@ -63,7 +63,8 @@ class DrafterSetup:
     recorded greedy tokens). "fixed" drafts as many tokens as the window allows, to time
     verification. "own" is a method's own drafter, made by `make`. "engine" is vLLM's own: a draft
     model or an EAGLE head. With a `bandit` it drafts chains as deep as the strategy that the bandit
-    chooses, with the draws of `seed` and the worker; else the window. "ahead" is a draft model in a
+    chooses, with the draws of `seed` and the worker; else the window. `model_free`: siblings may
+    draft in its place. "ahead" is a draft model in a
     process of its own (`simrl_replay.ahead`). `own_text`: siblings also draft from their own text.
 
     `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100
@@ -78,6 +79,7 @@ class DrafterSetup:
     own_text: bool = False
     bandit: BegMab | None = None
     seed: int = 0
+    model_free: bool = False
     acceptance: ModelAcceptance | None = None
     make: Callable[[], Drafter] | None = None
     ahead: AheadSetup | None = None
@@ -286,6 +288,7 @@ class Proposer:
         else:
             self._rule = Rule(OPEN, self._window)
         self._drafter = self._make_drafter(setup)
+        self._models = setup.kind == "engine"  # the model drafts
         self._ahead: Ahead | None = None
         if setup.ahead is not None:
             self.start_drafters([setup.ahead.process])
@@ -336,6 +339,8 @@ class Proposer:
                 return self._oracle
             case "fixed":
                 return _Fixed()
+            case "engine" if setup.model_free:
+                return SiblingDrafter()
             case "none" | "engine" | "ahead":
                 return None
 
@@ -364,9 +369,11 @@ class Proposer:
         if self._store is not None:
             self._store.wait()
 
-    def new_rollout(self) -> None:
-        """Shut an elastic gate again, until the batch has been small for long enough."""
+    def new_rollout(self, siblings: bool = False) -> None:
+        """Shut an elastic gate again, until the batch has been small for long enough. With
+        `siblings` they draft from now on in place of the model, else the model does."""
         self._gauges["elastic_state"] = ELASTIC_OFF
+        self._models = self._setup.kind == "engine" and not siblings
         self.stale = True
 
     def begins(
@@ -376,8 +383,10 @@ class Proposer:
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
         forced: Forced | None = None,
+        window: int | None = None,
     ) -> None:
-        """Start a response, or continue one with `token_ids`; its window is the initial one.
+        """Start a response, or continue one with `token_ids`; its window is `window`, or the
+        initial one.
 
         An oracle drafts from `forced`, and nothing without it. Without `prompt_ids`, n-grams are
         looked up in the response alone. Raise `ValueError` for a request that is here already.
@@ -388,7 +397,7 @@ class Proposer:
         number, drafter = self._numbers, self._drafter
         has_source = drafter is not None or self._setup.kind == "engine"
         request = self._requests[request_id] = _DraftedRequest(
-            number, has_source, self._window.start_tokens
+            number, has_source, window or self._window.start_tokens
         )
         if self._ahead is not None:
             self._ahead.begins(request_id, prompt_ids, token_ids)
@@ -546,7 +555,7 @@ class Proposer:
                 self._drafter.observe(request.number, np.array(tokens[:left], dtype=np.int32))
         if proposed:
             remember(self._gauges, drafted_of_pass, accepted_of_pass)
-        if proposed and self._setup.bandit is not None:
+        if proposed and self._models and self._setup.bandit is not None:
             length = 1.0 + accepted_levels / proposed
             observe(self._arms, self._rewards, self._key, self._arm, length, proposed, seconds)
         if self._rule.gate == BATCH and not speculated:
@@ -559,15 +568,13 @@ class Proposer:
             self._gauges["elastic_state"] = next_elastic(
                 self._gauges["elastic_state"], len(batch), self._rule.threshold, self._rule.patience
             )
-            self.restarts = self._gauges["elastic_state"] == ELASTIC_ON and self._setup.kind in (
-                "engine",
-                "oracle",
-            )
+            starts = self._gauges["elastic_state"] == ELASTIC_ON
+            self.restarts = starts and (self._models or self._setup.kind == "oracle")
 
     def _draft(self, requests: list[_DraftedRequest], others: int = 0) -> list[list[int]]:
         """Return the drafts of these requests for the next pass, with `others` in the batch; empty
         ones where the gate is shut."""
-        models = self._setup.kind == "engine" and bool(requests)
+        models = self._models and bool(requests)
         speculates = (models or self._drafter is not None) and not self.restarts
         speculates = speculates and self._opens(len(requests) + others)
         for request in requests:

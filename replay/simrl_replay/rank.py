@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +77,12 @@ class Rank:
         )
 
         runner = self.model_runner
-        model, weights = runner.drafter.model, load_file(f"{folder}/model.safetensors")
+        model = runner.drafter.model
+        weights = {
+            name: value
+            for file in sorted(Path(folder).glob("*.safetensors"))
+            for name, value in load_file(file).items()
+        }
         with set_current_vllm_config(runner.vllm_config):
             initialize_layerwise_reload(model)
             model.load_weights(iter(weights.items()))

@@ -36,6 +36,7 @@ from simrl_replay.ahead import AheadSetup, DrafterProcess
 from simrl_replay.proposer import DrafterSetup, Forced
 
 NO_DRAFTS = "simrl_replay.rank.NoDrafts"
+TRAINED_FORM = "EagleLlamaForCausalLM"  # of heads that `simrl_replay.grpo.eagle` trains
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ def speculative_config(
 def _model_drafter(speculation: Speculation, folder: Path, most_tokens: int) -> dict[str, Any]:
     """Return the configuration of vLLM's drafter with the model in `folder`."""
     wants_eagle, file = speculation.model == EAGLE, folder / "config.json"
-    architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+    architectures = architectures_of(folder)
     method = "draft_model"
     if any("eagle" in name.lower() for name in architectures):
         method = "eagle3" if any("eagle3" in name.lower() for name in architectures) else "eagle"
@@ -116,6 +117,12 @@ def _model_drafter(speculation: Speculation, folder: Path, most_tokens: int) -> 
             )
         )
     return {"method": method, "model": str(folder), "num_speculative_tokens": most_tokens}
+
+
+def architectures_of(folder: Path) -> list[str]:
+    """Return the names that a model's config has of its form."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return list(config.get("architectures") or [])
 
 
 def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
@@ -133,35 +140,27 @@ def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
         prepared = replace(prepared, tail=replace(prepared.tail, rule=rule))
         changes.append("vLLM sends no KV cache to another engine: a copy computes all of it again")
     if prepared.drafts is not None and prepared.drafts.speculation.strategies is not None:
-        speculation, lost = _chains_of(prepared.drafts.speculation)
-        drafts = plan_drafting(
-            speculation, prepared.scenario.speculation, prepared, prepared.rollout_gpus
-        )
-        prepared = replace(prepared, drafts=drafts)
-        changes += lost
+        speculation = prepared.drafts.speculation
+        if not _are_chains(speculation):
+            drafts = plan_drafting(
+                _chains_of(speculation),
+                prepared.scenario.speculation,
+                prepared,
+                prepared.rollout_gpus,
+            )
+            prepared = replace(prepared, drafts=drafts)
+            changes.append(
+                "vLLM verifies no trees; chains as long as these are deep take their place"
+            )
     return prepared, changes
 
 
-def _chains_of(speculation: Speculation) -> tuple[Speculation, list[str]]:
-    """Return TLT with a chain in place of each tree, and a drafter that stays as it is; and what
-    that loses."""
-    lost, bandit = [], speculation.strategies
-    assert bandit is not None
-    if not _are_chains(speculation):
-        chains = dict.fromkeys(arm._replace(topk=1) for arm in bandit.strategies)
-        speculation = replace(
-            speculation, strategies=bandit.model_copy(update={"strategies": tuple(chains)})
-        )
-        lost.append("vLLM verifies no trees; chains as long as these are deep take their place")
-    if speculation.training is not None and speculation.training.adaptive:
-        untrained = speculation.training.model_copy(update={"adaptive": False})
-        speculation = replace(speculation, training=untrained)
-        lost.append("the drafter is not trained meanwhile")
-    free = speculation.model_free
-    if free is not None and (free.before_version or free.if_slower):
-        speculation = replace(speculation, model_free=None)
-        lost.append("siblings never draft in place of the drafter")
-    return speculation, lost
+def _chains_of(speculation: Speculation) -> Speculation:
+    """Return a method with a chain in place of each tree, in the same bucket of batch sizes."""
+    assert speculation.strategies is not None
+    chains = dict.fromkeys(arm._replace(topk=1) for arm in speculation.strategies.strategies)
+    strategies = speculation.strategies.model_copy(update={"strategies": tuple(chains)})
+    return replace(speculation, strategies=strategies)
 
 
 def _are_chains(speculation: Speculation) -> bool:
@@ -227,8 +226,14 @@ def _setup_of(
         case "model" if plan.decoupled is not None:
             return _ahead(prepared, plan, folders, process)
         case "model":
-            seed, bandit = prepared.scenario.seed, speculation.strategies
-            return DrafterSetup("engine", window, gate, bandit=bandit, seed=seed)
+            return DrafterSetup(
+                "engine",
+                window,
+                gate,
+                bandit=speculation.strategies,
+                seed=prepared.scenario.seed,
+                model_free=plan.first_version > 0 or plan.siblings_faster_beyond < np.inf,
+            )
         case "history":
             return DrafterSetup(
                 "history", window, gate, speculation.history, speculation.epochs_back
@@ -343,10 +348,6 @@ def _replayable(prepared: Prepared) -> DraftPlan:
         (
             isinstance(speculation.gate, Toggle),
             "a toggle and its ladder of draft tokens are not replayed; choose gate: open",
-        ),
-        (
-            speculation.budget is not None,
-            "windows by the length of a prompt's responses are not replayed; choose histospec",
         ),
     ):
         raise InputError(f"speculation {speculation.label}: {wrong}")

@@ -425,6 +425,10 @@ class VllmEngine:
             return
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
 
+    def load_drafter(self, folder: str) -> None:
+        """Load a draft model's weights, between two steps: all that are in a folder."""
+        self._engine.collective_rpc("load_drafter", args=(folder,))
+
     def recompute_running(self) -> None:
         """Let running requests recompute their KV cache, and find no prefix again; they keep their
         tokens."""

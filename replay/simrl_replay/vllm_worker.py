@@ -20,6 +20,7 @@ from typing import Any, Literal, NamedTuple, cast
 import simpy
 
 from simrl.errors import InputError, StoppedError
+from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_last, gather, on_fire
 from simrl.runtime.faults import HearsOfLosses
 from simrl.runtime.prompt_keys import PromptKeys
@@ -32,6 +33,7 @@ from simrl_replay.clock import WallClock
 from simrl_replay.engine_request import EngineRequest
 from simrl_replay.link import EngineLink
 from simrl_replay.proposer import DrafterSetup, Forced
+from simrl_replay.spot_head import SpotHead
 
 MOST_RESTARTS = 3
 
@@ -63,7 +65,8 @@ class VllmWorker:
     `on_back` is called when the engine is back, before anything is submitted to it. Loads are held
     for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an
     oracle drafter's inputs for a sample. `setup` is the drafter that it begins with, `tail` has
-    those that it may get in its place. With a `stop_token`, a response is done when it has that
+    those that it may get in its place. `drafting` decides windows and what drafts, and has the spot
+    trainer; `head` is the drafter in training. With a `stop_token`, a response is done when it has that
     token; its length in `responses` is the upper bound.
     """
 
@@ -86,6 +89,8 @@ class VllmWorker:
         stop_token: int | None = None,
         prompts: PromptKeys | None = None,
         tail: Mapping[str, DrafterSetup] | None = None,
+        drafting: Drafting | None = None,
+        head: SpotHead | None = None,
     ) -> None:
         self.policy_version, self.groups = 0, None
         self.index = index
@@ -111,6 +116,8 @@ class VllmWorker:
         self._forced = forced
         self._stop_token = stop_token
         self._prompts = prompts or PromptKeys()
+        self._drafting, self._head = drafting, head
+        self._spot = drafting.spot if drafting else None
         self._aborted: set[int] = set()  # requests that the engine has back later
         self._groups: dict[tuple[int, int, int], int] = {}  # numbers, for a drafter of siblings
         self._commands: list[host.Command] = []
@@ -134,6 +141,8 @@ class VllmWorker:
         self._restarts = 0
         env.listen(link.connection, self._hear, self._gone, self._awaits)
         env.check(self._look)
+        if self._setup.model_free:
+            self.draft("new_rollout", self._siblings_draft(0))
 
     # Calls of a schedule.
 
@@ -150,6 +159,12 @@ class VllmWorker:
         total = self._responses[sample.uid].tokens
         length = total if max_tokens is None else min(total, max_tokens)
         self._wake()
+        if self._spot is not None and not self._requests:
+            self._spot.serves(self.index, self._env.now)
+        window = None
+        if self._drafting is not None:
+            self._drafting.begins(sample)
+            window = self._drafting.budget(sample)
         request = EngineRequest(self._key(), sample, length, length == total, event, partial)
         self._requests[request.number] = self._here[sample.uid] = request
         had = tuple(request.token_ids)
@@ -163,6 +178,7 @@ class VllmWorker:
                 length - len(had),
                 forced,
                 self._prompts.salt(sample),
+                window,
             )
         )
         return event
@@ -170,7 +186,7 @@ class VllmWorker:
     def _text(self, sample: Sample) -> int:
         """Return what a sample's drafts come from, as its engine knows it: its prompt, or its group
         in this step alone."""
-        if self._setup.kind != "siblings":
+        if self._setup.kind != "siblings" and not self._setup.model_free:
             return sample.prompt_id
         return self._groups.setdefault(
             (sample.epoch, sample.step, sample.prompt_id), len(self._groups)
@@ -238,7 +254,7 @@ class VllmWorker:
             return event.succeed()
         key = self._key()
         self._changes[key] = _Change(event, self._env.now, self._setup.loads)
-        self._command(host.DraftCall("configure", (self._setup,)))
+        self._command(host.DraftCall("configure", (self._setup, self.index)))
         self._command(host.Ask(key, 0))  # of no request: answered when the drafter is there
         return event
 
@@ -300,9 +316,26 @@ class VllmWorker:
         self, version: int, running: LoadMode, event: simpy.Event | None, retry_s: float = 0.0
     ) -> None:
         key, folder = self._key(), self._weights(version)
+        if self._spot is not None and not self._requests:
+            self._spot.occupied([self.index], self._env.now)
+        head = self._head.head(version) if self._head else ""
         held_s = self._held_load_s + self.load_delay_s
         self._loads[key] = _Load(version, event, held_s, running == "start_over")
-        self._command(host.LoadWeights(key, version, folder, running, held_s, retry_s))
+        siblings = self._siblings_draft(version)
+        self._command(
+            host.LoadWeights(key, version, folder, running, held_s, retry_s, head, siblings)
+        )
+
+    def _siblings_draft(self, version: int) -> bool:
+        """Return whether siblings draft in place of a model under these weights."""
+        if self._drafting is None or not self._setup.model_free:
+            return False
+        return self._drafting.drafts_from_siblings(version)
+
+    def _is_idle(self) -> None:
+        """Tell the spot trainer if the worker has nothing to serve."""
+        if self._spot is not None and not self._requests:
+            self._spot.idle(self.index, self._env.now)
 
     def _command(self, command: host.Command) -> None:
         """Queue a command: those of one instant are sent together, so that a batch does not begin
@@ -345,6 +378,7 @@ class VllmWorker:
                     )
                     if not self._requests.keys() - self._aborted:
                         self._close_rollout_span(self._time_s(at_s))
+                    self._is_idle()
                     request.event.succeed(rollout)
                 case host.Loaded():
                     self._loaded(report)
@@ -383,6 +417,7 @@ class VllmWorker:
         self._recorder.span(self.index, "load_weights", started_s, finished_s, load.version)
         if rolling:
             self._open_rollout_span(finished_s)
+        self._is_idle()
         load.event.succeed(WeightLoad(load.version, started_s, finished_s))
 
     def _answered(self, report: host.Reached) -> None:
@@ -416,6 +451,10 @@ class VllmWorker:
         self._recorder.request_ended(rollout, request.new_tokens)
         if done and self.on_done is not None:
             self.on_done(rollout)
+        if self._head is not None:
+            self._head.finished(rollout)
+        if self._drafting is not None:
+            self._drafting.observe(rollout, self._env.now)
         return rollout
 
     def _open_rollout_span(self, at_s: float) -> None:
@@ -478,6 +517,8 @@ class VllmWorker:
             self._lost_since_s = self._env.now
             self._close_rollout_span(self._env.now)
         self._state = "down"
+        if self._spot is not None:
+            self._spot.occupied([self.index], self._env.now)
         for request in list(self._requests.values()):
             request.event.succeed(self._ended(request, done=False))
         for load in self._loads.values():
@@ -499,7 +540,7 @@ class VllmWorker:
     def _ready(self) -> None:
         self._state = "loading"
         if self._setup.kind != "none":
-            self._command(host.DraftCall("configure", (self._setup,)))
+            self._command(host.DraftCall("configure", (self._setup, self.index)))
         self._load(self._asked_version, "recompute", None)
 
     def _has_weights_again(self, load: WeightLoad) -> None:
@@ -509,6 +550,7 @@ class VllmWorker:
         self.policy_version = load.version
         self._state = "up"
         self._close_lost_span(self._env.now)
+        self._is_idle()
         if self._slowdown > 1.0:
             self._command(host.SlowDown(self._slowdown))
         if self.on_back is not None:

@@ -112,6 +112,11 @@ class SpotTrainer:
         self._buffered = 0  # most tokens in the buffer
         self._look(0.0)
 
+    @property
+    def window_tokens(self) -> int | None:
+        """Last tokens of a response that an iteration trains on; None: all."""
+        return self._parameters.window_tokens
+
     def serves(self, worker: int, now_s: float) -> None:
         """Record that a worker has something to serve."""
         self._serving.add(worker)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as nnf
@@ -27,15 +27,16 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRot
 
 from simrl.errors import first_line
 from simrl.files import write_whole_folder
-from simrl_replay.grpo.policy import MANIFEST, WEIGHTS, TokenIds, load_weights
+from simrl_replay.grpo.policy import MANIFEST, WEIGHTS, load_weights
 from simrl_replay.host import Channel, Ready, answer_each, errors_sent
+from simrl_replay.spot_head import Iterate, Iterated, Publish, Published, Text
 
 CLASSIFICATION = 0.1  # weight of the second loss (EAGLE §4.2)
 SHARED = ("embed_tokens", "lm_head")  # what a head may have of its own
 BETAS, GRAD_NORM = (0.9, 0.95), 0.5  # of AdamW, and of a longer gradient (EAGLE §5)
 
 
-class EagleHead(torch.nn.Module):
+class EagleHead(torch.nn.Module):  # type: ignore[misc]  # torch has no types here
     """The head. `forward` takes embeddings of the next tokens and hidden states of the present
     ones, both (tokens, hidden), from the first token on."""
 
@@ -64,7 +65,8 @@ def load_head(folder: str | Path) -> EagleHead:
     names = head.state_dict()
     weights = {name: value for name, value in load_weights(folder).items() if name in names}
     head.load_state_dict(weights)
-    return head.float()
+    head.float()
+    return head
 
 
 def save_head(head: EagleHead, folder: str | Path) -> Path:
@@ -73,38 +75,6 @@ def save_head(head: EagleHead, folder: str | Path) -> Path:
         weights = {name: value.detach().cpu() for name, value in head.state_dict().items()}
         save_file(weights, temporary / WEIGHTS)
     return Path(folder)
-
-
-class Iterate(NamedTuple):
-    """Order to train on these responses of the policy in a folder, each on its last `window`
-    tokens; None: on all."""
-
-    target: str
-    batch: tuple[TokenIds, ...]
-    window: int | None
-
-
-class Publish(NamedTuple):
-    """Order to write the weights of the head as they are."""
-
-    folder: str
-
-
-class Iterated(NamedTuple):
-    """Report of an iteration: its loss a token, the share of tokens that head and target agree on
-    (greedily, before the step), its tokens, and its seconds."""
-
-    loss: float
-    agreement: float
-    tokens: int
-    seconds: float
-
-
-class Published(NamedTuple):
-    """Report that a folder has weights, and the seconds that it took."""
-
-    folder: str
-    seconds: float
 
 
 class HeadTrainer:
@@ -151,11 +121,11 @@ class HeadTrainer:
                 self._own[name] = None
         self._target = target
         self._embedding, self._output = (
-            weights if self._own[name] is None else self._own[name].to(self._device)
-            for name, weights in zip(SHARED, shared, strict=True)
+            weights if own is None else own.to(self._device)
+            for own, weights in zip(self._own.values(), shared, strict=True)
         )
 
-    def _losses(self, ids: TokenIds, window: int | None) -> tuple[torch.Tensor, int]:
+    def _losses(self, ids: Text, window: int | None) -> tuple[torch.Tensor, int]:
         """Return the sum of the losses of a response's tokens, and how many of them head and target
         agree on. A token's own is the loss of its hidden state."""
         text = torch.tensor([*ids.prompt, *ids.response], device=self._device)
@@ -174,7 +144,7 @@ class HeadTrainer:
         return distance + CLASSIFICATION * crossed, agreed
 
 
-def _trained(ids: TokenIds, window: int | None) -> int:
+def _trained(ids: Text, window: int | None) -> int:
     """Return the number of a response's tokens that are trained on; a first one without a prompt
     has nothing before it."""
     tokens = len(ids.response) - (not ids.prompt)

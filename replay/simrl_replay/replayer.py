@@ -534,7 +534,8 @@ def reset(
     """Reset all engines to their state after the start, with this drafter, and with the processes
     of those of the `tail` up; return the size of the vocabulary. Reports of an earlier run are
     dropped."""
-    ahead = [each.ahead.process for each in tail if each.ahead]
+    drafters = [each for each in (setup, *tail) if each is not None]
+    ahead = [each.ahead.process for each in drafters if each.ahead is not None]
     reset: list[Command] = [
         Reset(-1, config.folder(0)),
         *([DraftCall("start_drafters", (ahead,))] if ahead else []),

@@ -189,8 +189,7 @@ def test_a_drafter_asks_for_no_number_of_ranks(of: Of) -> None:
     ("method", "remedy"),
     [
         ("tlt", r"not trees; give chains of d tokens as strategies \(d, 1, d \+ 1\)"),
-        ({"name": "specactor", "model": "qwen2.5-0.5b"}, "decoupled: false"),
-        ({**COUPLED, "disaggregated": True}, "without disaggregated"),
+        ({**COUPLED, "disaggregated": True}, "leave out disaggregated"),
         ("spec_rl", "choose histospec"),
         ("das", "choose histospec"),
         ({"name": "draft_model", "gate": "batch"}, "leave out gate and window"),

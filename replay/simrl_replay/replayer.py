@@ -609,7 +609,8 @@ def reset(
     """Reset all engines to their state after the start, with this drafter (its first weights, if it
     was `trained`), and with the processes of those of the `tail` up; return the size of the
     vocabulary. Reports of an earlier run are dropped."""
-    ahead = [each.ahead.process for each in tail if each.ahead]
+    drafters = [each for each in (setup, *tail) if each is not None]
+    ahead = [each.ahead.process for each in drafters if each.ahead is not None]
     head = str(config.draft_model) if trained else ""
     resets: list[list[Command]] = [
         [

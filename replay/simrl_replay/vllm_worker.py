@@ -127,7 +127,7 @@ class VllmWorker:
         self._start_deadline_s = start_deadline_s
         self._tell = tell
         self._drafters: dict[str | None, DrafterSetup] = {None: setup or DrafterSetup()}
-        self._drafters.update((name, each) for name, each in (tail or {}).items())
+        self._drafters.update(tail or {})
         self._setup = self._drafters[None]  # of the drafter that it has
         self._held_load_s = held_load_s
         self._evaluates = evaluates

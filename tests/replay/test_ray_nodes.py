@@ -177,18 +177,24 @@ def test_a_lost_nodes_samples_go_on_elsewhere_and_its_engine_comes_back_when_the
         assert "had no node with 1 CPUs free" in real.happened[1]["message"]
         assert places_line([link.place for link in real.fleet.links]) == "1 engine on 1 node"
         third = cluster.add_node(num_cpus=1, object_store_memory=SHM_BYTES)
-        real.env.run(until=real.dispatcher.activated(lost))
+        back = real.dispatcher.activated(lost)  # which a schedule would not wait for alone
+        real.env.run(until=real.env.any_of([back, real.env.timeout(100.0)]))
         place = real.fleet.links[lost].place
         assert place["node_id"] == third.node_id not in ids
         assert {
             Path(t.folder).name for t in real.fleet.nodes.travels if t.node_id == third.node_id
         } == {"v0", "v1"}
-        real.finish(samples(4, 20))
-        assert eventually(
-            lambda: any(ids[lost][:6] in node for node in real.fleet.facts()["lost_nodes"])
-        )
+        rollouts = real.env.run(until=gather(real.env, real.dispatcher.submit(samples(12)[8:])))
+        assert {s.worker for r in rollouts for s in r.segments} == {0, 1}
+        assert eventually(lambda: gone(ids[lost], real.fleet))
 
 
+def gone(node_id: str, fleet: RayEngines) -> bool:
+    """Return whether the cluster has heard of a node's death, which takes it a while."""
+    return any(node_id[:6] in node for node in fleet.facts()["lost_nodes"])
+
+
+@pytest.mark.slow
 def test_a_node_with_other_versions_is_refused_in_a_line(
     two_nodes: tuple[Cluster, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,11 +233,9 @@ def drafter_setups(
             "holds one draft model: name one of them as model or in drafters"
             + (", or let copies be decoupled" if plan.decoupled else ", or let decoupled be true")
         )
-    tail = prepared.tail.plans if prepared.tail else {}
-    return {
-        name: _setup_of(prepared, each, folders, process)
-        for name, each in {None: plan, **tail}.items()
-    }
+    plans: dict[str | None, DraftPlan] = {None: plan}
+    plans.update(prepared.tail.plans if prepared.tail else {})
+    return {name: _setup_of(prepared, each, folders, process) for name, each in plans.items()}
 
 
 def _models_in_turns(prepared: Prepared) -> list[Speculation]:

@@ -108,7 +108,7 @@ def bounded(value: Any, least: float | None = None, most: float | None = None) -
         longest = LONGEST_TEXT if isinstance(value, str) else MOST_VALUES
         if len(value) > longest:
             raise ValueError(
-                f"at most {longest} {'characters' * isinstance(value, str) or 'values'} fit"
+                f"at most {longest} {'characters' if isinstance(value, str) else 'values'} fit"
             )
         for inner in () if isinstance(value, str) else value:
             bounded(inner if not isinstance(value, dict) else [inner, value[inner]])

@@ -31,7 +31,7 @@ from simrl_replay.link import ProcessLink, engine_link, wait_until_ready
 
 
 class DraftEngine(Protocol):
-    """What the drafter's process needs of an engine."""
+    """The engine, as the drafter's process needs it."""
 
     held: set[str]
     settings: Any

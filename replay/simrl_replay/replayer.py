@@ -607,7 +607,7 @@ def reset(
     trained: bool = False,
 ) -> int:
     """Reset all engines to their state after the start, with this drafter (its first weights, if it
-    was `trained`), and with the processes of those of the `tail` up; return the size of the
+    was `trained`), and with the processes of the `tail`'s drafters up; return the size of the
     vocabulary. Reports of an earlier run are dropped."""
     drafters = [each for each in (setup, *tail) if each is not None]
     ahead = [each.ahead.process for each in drafters if each.ahead is not None]

@@ -170,8 +170,11 @@ def test_a_lost_nodes_samples_go_on_elsewhere_and_its_engine_comes_back_when_the
         moved = [r for r in rollouts if {s.worker for s in r.segments} == {0, 1}]
         assert moved  # with their tokens: `finish` counts them
         assert real.dispatcher.lost == [lost]
-        told = [event["message"] for event in real.happened]
-        assert told[0].startswith(f"worker {lost}: its actor or its node ") and "gone" in told[0]
+        messages = [event["message"] for event in real.happened]
+        assert (
+            messages[0].startswith(f"worker {lost}: its actor or its node ")
+            and "gone" in messages[0]
+        )
         real.env.run(until=real.env.timeout(2.0))
         assert [event["kind"] for event in real.happened] == ["died", "no room"]
         assert "had no node with 1 CPUs free" in real.happened[1]["message"]
@@ -204,9 +207,9 @@ def test_a_node_with_other_versions_is_refused_in_a_line(
         (Versions(here.code, "0.26.0"), f"has vLLM {here.vllm}, this machine has 0.26.0"),
     ):
         monkeypatch.setattr(ray_nodes, "versions", lambda other=other: other)
-        with pytest.raises(InputError, match=rf"worker 0: node .*{what}; install") as told:
+        with pytest.raises(InputError, match=rf"worker 0: node .*{what}; install") as messages:
             doubles(config, two_nodes[0], workers=1)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(messages.value)
 
 
 def test_a_cluster_that_is_too_small_is_refused_before_anything_starts() -> None:

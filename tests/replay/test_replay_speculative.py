@@ -361,7 +361,7 @@ def test_a_batch_gate_lets_a_draft_model_only_keep_its_cache_and_opens_for_a_sma
 
 
 def test_a_bandit_chooses_the_depth_of_a_draft_models_chains_from_measured_rewards() -> None:
-    """Of two chains, each tried once, the one that gave more tokens a second drafts on."""
+    """The one of two chains, each tried once, that gave more tokens a second drafts on."""
     arms = (Strategy(10, 1, 64), Strategy(4, 1, 64))
     bandit = BegMab(strategies=arms, batch_thresholds=(1,), epsilon=0.0, rule="paper")
     live = Live("a", DrafterSetup("engine", Fixed(tokens=8), bandit=bandit))

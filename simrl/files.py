@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, refuse
 from simrl.interrupts import ctrl_c_ignored
 from simrl.validation import right
 
@@ -254,6 +254,7 @@ def _umask() -> int:
 
 # Parquet. Arrow trusts a file: a few kilobytes may claim a billion rows, and a flipped bit may
 # break a text or an index.
+MOST_COLUMNS = 1000  # an exported log has about 50; the work grows with their square
 FREE_BYTES = 1 << 28  # a table of this size is read from any file
 MOST_INFLATED = 200  # bytes of a larger table for each byte of the file; lengths, the best case of real ones, reach about 50
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -279,8 +280,8 @@ def write_parquet(table: pa.Table, path: Path, key: bytes, metadata: BaseModel) 
         )
 
 
-def write_table(table: pa.Table, path: Path) -> None:
-    """Write a table (zstd) with page checksums, for other readers, and a seal."""
+def write_table(table: pa.Table, path: Path) -> str:
+    """Write a table (zstd) with page checksums, for other readers, and return its seal."""
     with pq.ParquetWriter(
         path, table.schema, compression="zstd", write_page_checksum=True
     ) as writer:
@@ -292,6 +293,12 @@ def write_table(table: pa.Table, path: Path) -> None:
         assert place is not None
         file.seek(place[0])
         file.write(digest.encode())
+    return digest
+
+
+def seal_of(path: Path) -> str | None:
+    """Return the seal of a Parquet file; None if it has none, or no footer."""
+    return None if (seal := _seal(path)) is None else seal[1].decode()
 
 
 def _seal(path: Path) -> tuple[int, bytes] | None:
@@ -366,6 +373,12 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table
             twice = sorted(name for name, times in Counter(names).items() if times > 1)
             if twice:
                 raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
+            refuse(
+                (
+                    len(names) > MOST_COLUMNS,
+                    f"{path}: {len(names):,} columns; at most {MOST_COLUMNS} are read: keep fewer",
+                )
+            )
             chosen = [name for name in names if columns is None or name in columns]
             _refuse_inflated(path, file, chosen)
             table = file.read(chosen)

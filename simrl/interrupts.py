@@ -1,6 +1,7 @@
-"""Ctrl-C: blocks in which it is ignored, waits, or counts once. Only the main thread receives
-signals; elsewhere these do nothing."""
+"""Ctrl-C: blocks in which it is ignored, waits, or counts once, and its second chance where Python
+drops it. Only the main thread receives signals; elsewhere these do nothing."""
 
+import _thread
 import signal
 import sys
 import threading
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+HEARD_AGAIN_S = 0.01  # longer than most callbacks; in one that lasts longer it is heard once more
 Handler = Callable[[int, FrameType | None], Any]
 
 
@@ -69,6 +71,19 @@ def _heard_by(handler: Handler) -> Iterator[dict[int, Handler]]:
     finally:
         for number, earlier in before.items():
             signal.signal(number, earlier)
+
+
+def hear_again(dropped: "sys.UnraisableHookArgs") -> None:
+    """Handle an exception that Python cannot raise, as `sys.unraisablehook`. A callback from C, such
+    as a finaliser, prints `KeyboardInterrupt` and goes on: here it is raised again, a moment later
+    and so outside the callback."""
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
+        return
+    # SIGTERM, which `main` handles as Ctrl-C: background jobs of a shell ignore SIGINT
+    again = threading.Timer(HEARD_AGAIN_S, _thread.interrupt_main, [signal.SIGTERM])
+    again.daemon = True
+    again.start()
 
 
 @contextmanager

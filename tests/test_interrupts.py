@@ -4,12 +4,13 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 import typer
 
-from simrl.interrupts import ctrl_c_ignored, ctrl_c_waits
+from simrl.interrupts import ctrl_c_ignored, ctrl_c_waits, hear_again
 from simrl_replay.grpo import __main__ as recorded_run
 
 
@@ -67,6 +68,36 @@ def test_other_threads_may_use_both():
     thread.start()
     thread.join()
     assert done == ["another"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_in_a_callback_that_cannot_raise_is_heard_after_it(monkeypatch, capfd, number):
+    class Finaliser:
+        def __del__(self):
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(sys, "unraisablehook", hear_again)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        finaliser, went_on = Finaliser(), False
+        with pytest.raises(KeyboardInterrupt):
+            del finaliser
+            went_on = True
+            time.sleep(10.0)
+        assert went_on and capfd.readouterr().err == ""
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_other_errors_in_a_callback_are_printed_as_python_prints_them(monkeypatch, capfd):
+    class Finaliser:
+        def __del__(self):
+            raise ValueError("its own")
+
+    monkeypatch.setattr(sys, "unraisablehook", hear_again)
+    finaliser = Finaliser()
+    del finaliser
+    assert "ValueError: its own" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

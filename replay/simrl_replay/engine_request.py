@@ -13,7 +13,8 @@ from simrl.runtime.requests import WorkerRequest
 from simrl.runtime.rollout import Rollout, Segment, grown
 from simrl.trace.trace import Response
 
-Drafts = tuple[int, int, int, int]  # drafted, accepted, verifications, verified tokens
+# drafted, accepted, verifications, verified tokens, tokens drafted ahead and never verified
+Drafts = tuple[int, int, int, int, int]
 
 
 class EngineRequest(WorkerRequest):
@@ -31,7 +32,7 @@ class EngineRequest(WorkerRequest):
         self.token_ids = list(before.token_ids or ())
         self.first_token_s = before.first_token_s
         self.until_s = 0.0  # time of its last reported token
-        self.drafts: Drafts = (0, 0, 0, 0)
+        self.drafts: Drafts = (0, 0, 0, 0, 0)
         self.is_leaving = self.ended_by_itself = False
 
     @property
@@ -58,7 +59,7 @@ class EngineRequest(WorkerRequest):
         """Return the response as reported so far; the open segment is from `worker`, with the
         weights of `version`."""
         before = self.rollout
-        drafted, accepted, verifications, verified = self.drafts
+        drafted, accepted, verifications, verified, unverified = self.drafts
         return before._replace(
             segments=self._segments(worker, version),
             done=done,
@@ -67,6 +68,7 @@ class EngineRequest(WorkerRequest):
             accepted_tokens=before.accepted_tokens + accepted,
             verifications=before.verifications + verifications,
             verified_tokens=before.verified_tokens + verified,
+            unverified_tokens=before.unverified_tokens + unverified,
             token_ids=tuple(self.token_ids),
         )
 

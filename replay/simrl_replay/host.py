@@ -19,24 +19,30 @@ import gc
 import os
 import time
 import traceback
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from operator import itemgetter
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.worker import LoadMode
+from simrl_replay.ahead import DrafterGoneError
+from simrl_replay.engine_request import Drafts
 from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.vllm_adapter import (
     EngineCounters,
     EngineSettings,
+    PassWork,
     Progress,
     VllmEngine,
     explained,
 )
 
+LOOK_EVERY_S = 0.002  # for awaited weights; a load takes longer
 REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
 
 # Commands.
@@ -61,6 +67,7 @@ class Begin(NamedTuple):
     turns: tuple[int, ...] = ()
     answers: tuple[tuple[int, tuple[int, ...]], ...] = ()
     waits: bool = False
+    window: int | None = None
 
 
 class Resume(NamedTuple):
@@ -86,7 +93,10 @@ class Kill(NamedTuple):
 
 class LoadWeights(NamedTuple):
     """Load weights from a folder; the load takes `held_s` longer than needed. With a `retry_s`,
-    requests that recompute or start over are aborted, and come back so long afterwards."""
+    requests that recompute or start over are aborted, and come back so long afterwards. A folder
+    that is being written is awaited for at most `awaited_s`; no token is generated meanwhile. The
+    weights of a drafter in the folder `drafter`, if it is named, come with them; they are awaited,
+    too. With `siblings`, drafts are from siblings in place of the drafter's."""
 
     key: int
     version: int
@@ -94,6 +104,9 @@ class LoadWeights(NamedTuple):
     running: LoadMode
     held_s: float
     retry_s: float = 0.0
+    awaited_s: float = 0.0
+    drafter: str = ""
+    siblings: bool = False
 
 
 class Watch(NamedTuple):
@@ -125,15 +138,16 @@ class DraftCall(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Return the engine to its state after the start: no requests, first weights, empty drafter.
-    Answered by `Reached`."""
+    """Return the engine to its state after the start: no requests, first weights, empty drafter,
+    and a drafter's first weights, if their folder is named. Answered by `Reached`."""
 
     key: int
     folder: str
+    drafter: str = ""
 
 
 class Count(NamedTuple):
-    """Report the engine's counters since its reset."""
+    """Report the engine's counters since its reset, and its passes."""
 
 
 class Close(NamedTuple):
@@ -200,13 +214,13 @@ class Paused(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """End of a request, `whole` if it has all its tokens, `killed` by `Kill`. `drafts`: drafted,
-    accepted, verifications, verified tokens."""
+    """End of a request, `whole` if it has all its tokens, `killed` by `Kill`. `drafts` are its
+    `DraftCounts`."""
 
     number: int
     at_s: float
     whole: bool
-    drafts: tuple[int, int, int, int]
+    drafts: Drafts
     killed: bool = False
 
 
@@ -226,18 +240,36 @@ class Reached(NamedTuple):
 
     key: int
     at_s: float
-    drafts: tuple[int, int, int, int] = (0, 0, 0, 0)
+    drafts: Drafts = (0, 0, 0, 0, 0)
     vocabulary: int = 0
 
 
+class Counted(NamedTuple):
+    """Answer to `Count`: the counters, and the passes one after another, each with the values that
+    `PASS` names. A pass begins when the last one ends, when a load ends, or when a request comes to
+    an idle engine; `cpu_s` is what this thread had of a core until it ended."""
+
+    counters: EngineCounters
+    passes: array[float]
+
+
+PASS = ("began_s", "ended_s", "cpu_s", *PassWork._fields)
+
+
+class NoRoom(NamedTuple):
+    """The link's own report: nothing can run the engine that is to take a lost one's place yet."""
+
+    message: str
+
+
 class Alive(NamedTuple):
-    """The engine is at a boundary and has nothing else to report."""
+    """The engine is at a boundary and has nothing else to report; or there is room for it again."""
 
     at_s: float
 
 
 Report = (
-    Ready | Failed | Begun | Gained | Paused | Ended | Loaded | Reached | EngineCounters | Alive
+    Ready | Failed | Begun | Gained | Paused | Ended | Loaded | Reached | Counted | NoRoom | Alive
 )
 
 
@@ -264,7 +296,7 @@ class _RunningRequest:
     told_first: bool = False
     watches: list[tuple[int, int]] = field(default_factory=list)  # tokens, key
     drafts: list[int] = field(
-        default_factory=lambda: [0, 0, 0, 0]
+        default_factory=lambda: [0, 0, 0, 0, 0]
     )  # as in `Ended`: of vLLM's own drafter, or of simrl's before the request left the engine
     answers: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
@@ -306,6 +338,9 @@ class Host:
         self._reported_s = time.monotonic()
         self._slowdown = 1.0
         self._begun = 0
+        self._passes = array("d")  # as in `Counted`
+        self._boundary_s = 0.0, 0.0  # wall clock and CPU time at which the next pass begins
+        self._drafter_folder = ""  # of the weights that the drafter got last
         self.closed = False
 
     @property
@@ -371,7 +406,7 @@ class Host:
                     self._requests[number].watches.append((tokens, key))
                     self._tell_watches(self._requests[number], time.monotonic())
             case Ask(key, number):
-                drafts = (0, 0, 0, 0)
+                drafts: Drafts = (0, 0, 0, 0, 0)
                 if number in self._requests:
                     self._tell_tokens(self._requests[number], time.monotonic())
                     drafts = self._drafts(self._requests[number])
@@ -383,7 +418,7 @@ class Host:
             case Reset():
                 self._reset(command)
             case Count():
-                self._reports.append(self._engine.counters())
+                self._reports.append(Counted(self._engine.counters(), self._passes))
             case Close():
                 self.closed = True
 
@@ -397,11 +432,15 @@ class Host:
     def _add(self, request: _RunningRequest) -> None:
         """Add a request to the engine, with the tokens that it has."""
         self._begun += 1
+        if not self._by_engine_id:
+            self._boundary_s = time.monotonic(), time.thread_time()
         begin, had = request.begin, tuple(request.token_ids)
         request.request_id = request_id = f"{begin.number}.{self._begun}"
         self._by_engine_id[request_id] = request
         if (drafter := self._engine.drafter) is not None:
-            drafter.begins(request_id, begin.prompt_id, begin.prompt_ids, had, begin.forced)
+            drafter.begins(
+                request_id, begin.prompt_id, begin.prompt_ids, had, begin.forced, begin.window
+            )
         recorded = begin.forced.recorded[len(had) :] if begin.forced else ()
         follows = self._engine.settings.recorded
         self._engine.add(
@@ -462,7 +501,14 @@ class Host:
         progress = self._engine.step()
         if self._slowdown > 1.0:
             time.sleep((time.monotonic() - started_s) * (self._slowdown - 1.0))
-        self._take(progress, time.monotonic())
+        (began_s, before_s), self._boundary_s = (
+            self._boundary_s,
+            (time.monotonic(), time.thread_time()),
+        )
+        now_s, cpu_s = self._boundary_s
+        if (work := self._engine.last_pass) is not None:
+            self._passes.extend((began_s, now_s, cpu_s - before_s, *work))
+        self._take(progress, now_s)
 
     def _take(self, progress: Sequence[Progress], now_s: float) -> None:
         """Give requests the tokens of a pass, and let those go that have ended, or ended a turn."""
@@ -499,17 +545,32 @@ class Host:
             aborted = self._abort_all(load, now_s)
             if load.running != "keep":
                 self._engine.recompute_running()
+            while time.monotonic() < now_s + load.awaited_s and not Path(load.folder).exists():
+                time.sleep(LOOK_EVERY_S)
             self._engine.load_weights(load.folder)
+            self._load_drafter(load.drafter)
             if load.held_s:
                 time.sleep(load.held_s)
             if self._engine.drafter is not None:
-                self._engine.drafter.new_rollout()
+                self._engine.drafter.new_rollout(load.siblings)
+            self._boundary_s = time.monotonic(), time.thread_time()
             numbers = tuple(request.number for request in aborted)
-            self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic(), numbers))
+            self._reports.append(
+                Loaded(load.key, load.version, now_s, self._boundary_s[0], numbers)
+            )
             for request in aborted if load.retry_s == 0 else ():
                 self._add(request)
         self._engine.admit(not self._loads)
         return len(self._loads) < waiting
+
+    def _load_drafter(self, folder: str) -> None:
+        """Load a drafter's weights, unless it has them. The controller, which ends this process if
+        it fails, writes them."""
+        if folder and folder != self._drafter_folder:
+            while not Path(folder).exists():
+                time.sleep(LOOK_EVERY_S)
+            self._engine.load_drafter(folder)
+            self._drafter_folder = folder
 
     def _reset(self, command: Reset) -> None:
         for request in list(self._requests.values()):
@@ -525,7 +586,9 @@ class Host:
             self._engine.drafter.configure(DrafterSetup())
         self._engine.recompute_running()
         self._engine.load_weights(command.folder)
+        self._load_drafter(command.drafter)
         self._engine.reset_counters()
+        self._passes = array("d")
         self._reports.append(
             Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary)
         )
@@ -559,13 +622,13 @@ class Host:
             self._tell_tokens(request, now_s)
             self._reports += [Reached(key, now_s) for key in reached]
 
-    def _drafts(self, request: _RunningRequest) -> tuple[int, int, int, int]:
+    def _drafts(self, request: _RunningRequest) -> Drafts:
         drafter, counts = self._engine.drafter, request.drafts
         if drafter is not None and request.request_id in self._by_engine_id:
             now = drafter.counts(request.request_id)
             counts = [a + b for a, b in zip(counts, now, strict=True)]
-        drafted, accepted, verifications, verified = counts
-        return drafted, accepted, verifications, verified
+        drafted, accepted, verifications, verified, unverified = counts
+        return drafted, accepted, verifications, verified, unverified
 
     def _report(self) -> None:
         """Send the pending reports; every `REPORT_EVERY_S` also the tokens that all requests
@@ -628,6 +691,9 @@ def errors_sent(channel: Channel, describe: Callable[[BaseException], str]) -> I
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone
+    except DrafterGoneError as error:
+        traceback.print_exc()  # nothing is sent: as a lost engine, it is started again
+        raise SystemExit(1) from error
     except (InputError, StoppedError) as error:
         channel.send([Failed(str(error), "")])
     except BaseException as error:

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from simrl.errors import InputError, StoppedError
 from simrl.files import temporary_folder
 from simrl.interrupts import ctrl_c_waits
-from simrl_replay.host import Channel, Close, Command, Failed, Ready, run_host, serve
+from simrl_replay.host import Channel, Close, Command, Failed, NoRoom, Ready, run_host, serve
 from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, thread_variables
 
 Work = Callable[[VllmEngine, Channel], None]
@@ -46,11 +46,13 @@ class GoneError(StoppedError):
 
 class EngineLink(Protocol):
     """A line to one engine. `connection` yields lists of reports; `offset_s` is how far the
-    engine's clock is ahead of this one."""
+    engine's clock is ahead of this one. `place` is the engine's machine, as the result records it;
+    empty for this one, and for an engine that has not started."""
 
     name: str
     connection: Connection
     offset_s: float
+    place: Mapping[str, str]
 
     def send(self, commands: Sequence[Command]) -> None:
         """Send commands; do nothing if the engine is gone, which the connection's end shows."""
@@ -91,6 +93,7 @@ class ProcessLink:
     """
 
     offset_s = 0.0  # processes of a host share `time.monotonic()`
+    place: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -230,21 +233,22 @@ def device_variables(
     workers: int, settings: EngineSettings, engines_per_gpu: int = 1
 ) -> list[dict[str, str]]:
     """Return for each engine of this machine the variable that gives it its `tp` GPUs, shared by
-    `engines_per_gpu` engines. Raise `InputError` if there are too few; if their number is unknown,
-    CUDA reports it later."""
+    `engines_per_gpu` engines, and its drafters' behind them. Raise `InputError` if there are too
+    few; if their number is unknown, CUDA reports it later."""
     if settings.device != "cuda":
         return [{}] * workers
-    tp, known = settings.tp, visible_gpus()
-    needed = -(-workers // engines_per_gpu) * tp
+    each, known = settings.tp + settings.draft_gpus, visible_gpus()
+    needed = -(-workers // engines_per_gpu) * each
     if known is None:
         known = [str(i) for i in range(needed)]
+    drafters = f" and drafters on {settings.draft_gpus} GPUs" if settings.draft_gpus else ""
     if needed > len(known):
         raise InputError(
-            f"{workers} engines with cluster.tp {tp} need {needed} GPUs, this machine shows {len(known)} "
+            f"{workers} engines with cluster.tp {settings.tp}{drafters} need {needed} GPUs, this machine shows {len(known)} "
             "(CUDA_VISIBLE_DEVICES, or `nvidia-smi -L`); use fewer --workers, a smaller cluster.tp, or --ray"
         )
-    firsts = [i // engines_per_gpu * tp for i in range(workers)]
-    return [{"CUDA_VISIBLE_DEVICES": ",".join(known[first : first + tp])} for first in firsts]
+    firsts = [i // engines_per_gpu * each for i in range(workers)]
+    return [{"CUDA_VISIBLE_DEVICES": ",".join(known[first : first + each])} for first in firsts]
 
 
 def spare_gpu(taken: int) -> dict[str, str]:
@@ -301,6 +305,8 @@ def first_report(link: EngineLink) -> Ready:
         raise StoppedError(f"{link.name}: {link.death()}, before it was up") from None
     if isinstance(report, Failed):
         raise InputError(f"{link.name}: {report.message}")
+    if isinstance(report, NoRoom):
+        raise StoppedError(f"{link.name}: {report.message}")
     assert isinstance(report, Ready)
     return report
 
@@ -313,7 +319,7 @@ def received(link: EngineLink) -> Sequence[Any]:
     except (EOFError, OSError):
         raise GoneError(f"{link.name}: {link.death()}") from None
     for report in reports:
-        if isinstance(report, Failed):
+        if isinstance(report, Failed | NoRoom):
             raise StoppedError(f"{link.name}: {report.message}")
     return reports
 

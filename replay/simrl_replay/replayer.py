@@ -3,58 +3,71 @@ simulated workers.
 
 Invariant: everything but the rollout workers and the clock is the simulator's. Lengths are the
 trace's, tokens are really generated and weights really loaded; training and rewards take their
-simulated time, and the result records it. A stopped replay leaves the result up to then, and no
-process.
+simulated time, or are real too (`simrl_replay.trained`), and the result records which. A stopped
+replay leaves the result up to then, and no process.
 """
 
 from __future__ import annotations
 
 import platform
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
 from simrl.errors import InputError, StoppedError, broken
 from simrl.interrupts import ctrl_c_waits
 from simrl.result.result import Result
+from simrl.runtime.drafting import Drafting
 from simrl.runtime.rollout import Rollout
 from simrl.simulate.prepare import Prepared, longest_allowed
 from simrl.simulate.run import Schedule
+from simrl.speculation.plan import DraftPlan
 from simrl.trace.trace import Response, Sample, Trace, TraceMetadata, Turn
+from simrl_replay.ahead import DrafterProcess
 from simrl_replay.clock import WallClock
-from simrl_replay.host import Close, Command, Count, DraftCall, Reached, Report, Reset
+from simrl_replay.host import Close, Command, Count, Counted, DraftCall, Reached, Report, Reset
 from simrl_replay.link import (
     EngineLink,
     GoneError,
+    ProcessLink,
     device_variables,
     engine_link,
     reports_of,
+    spare_gpu,
     start_all,
     wait_until_ready,
 )
+from simrl_replay.measured_passes import Passes, passes_of
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.speculative import (
+    TRAINED_FORM,
+    DraftFolders,
     answers_of,
+    architectures_of,
     drafter_setup,
+    drafter_setups,
     forced_setup,
     own_config,
     speculative_config,
 )
+from simrl_replay.spot_head import SpotHead, head_trainer
 from simrl_replay.vllm_adapter import (
-    EngineCounters,
     EngineSettings,
     check_model,
     check_weights,
     vllm_version,
 )
 from simrl_replay.vllm_worker import VllmWorker
+
+if TYPE_CHECKING:  # needs torch, which other replays leave to their engines
+    from simrl_replay.trained import RealTraining
 
 
 @dataclass(frozen=True)
@@ -66,10 +79,13 @@ class ReplayConfig:
     `start_deadline_s`. With `forced_acceptance` an oracle drafts in place of a draft model: it has
     the trace's tokens, and its drafts are accepted exactly as often as simulated. That needs a
     scenario from `simrl_replay.speculative.forced` whose trace this model generated at temperature
-    0. With `recorded_tokens` every response is the trace's own, token by token, whatever the
-    weights. `engines_per_gpu` engines share a GPU: each gets its part of
-    `engine.gpu_memory_utilization`, and they start in turn. `graphs` are the CUDA graphs, as in
-    `EngineSettings`.
+    0. A drafter that the schedule trains is trained with AdamW at `drafter_learning_rate` (the
+    default is EAGLE's, arXiv 2401.15077 §5). With `recorded_tokens` every response is the trace's
+    own, token by token, whatever the weights. `engines_per_gpu` engines share a GPU: each gets its
+    part of `engine.gpu_memory_utilization`, and they start in turn. `graphs` are the CUDA graphs,
+    as in `EngineSettings`. `draft_model` is the folder of the draft model; of several,
+    `draft_models` has each one's by its name. On a cluster, `copy_weights` gives every node copies
+    of the weights also where it sees their path, as on a slow network file system.
     """
 
     model: Path
@@ -78,14 +94,21 @@ class ReplayConfig:
     dtype: str = "auto"
     dummy_weights: bool = False
     draft_model: Path | None = None
+    draft_models: Mapping[str, Path] = field(default_factory=dict)
     temperature: float = 1.0
     forced_acceptance: bool = False
+    drafter_learning_rate: float = 3e-5
     recorded_tokens: bool = False
     threads: int = 1
     step_deadline_s: float = 60.0
     start_deadline_s: float = 600.0
     engines_per_gpu: int = 1
     graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
+    copy_weights: bool = False
+
+    @property
+    def draft_folders(self) -> DraftFolders:
+        return DraftFolders(self.draft_model, self.draft_models)
 
     def folder(self, version: int) -> str:
         folders = self.weights or (self.model,)
@@ -93,12 +116,13 @@ class ReplayConfig:
 
 
 class Measured(NamedTuple):
-    """Output of a replay: its result, the trace of the generated tokens, and the error that stopped
-    it, if any."""
+    """Output of a replay: its result, the trace of the generated tokens, the error that stopped it,
+    if any, and the passes of each engine; without passes if an engine was lost."""
 
     result: Result
     trace: Trace | None
     stopped: BaseException | None
+    passes: tuple[Passes, ...] = ()
 
 
 def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
@@ -127,9 +151,12 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             f"it moves GPUs between rollout and training ({'adapt_split_every' if system.adapt_split_every else system.name})",
         ),
         (
-            prepared.tail is not None,
-            "it copies the last responses to workers with other drafters (best_of_n), and an engine holds one; set "
-            "best_of_n: false",
+            bool(drafts and drafts.decoupled) and config.engines_per_gpu > 1,
+            "its drafters have GPUs of their own, and engines here share one; let each engine have its own",
+        ),
+        (
+            config.forced_acceptance and prepared.tail is not None,
+            "acceptance is forced of one drafter, and freed workers get others (best_of_n); set best_of_n: false",
         ),
         (prepared.limits.dp > 1, "engines here are one rank each (cluster.dp); set it to 1"),
         (
@@ -140,12 +167,7 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"},
             "engines here run in bfloat16 (precision); leave it out",
         ),
-        (
-            drafts is not None
-            and drafts.speculation.training is not None
-            and drafts.speculation.training.adaptive,
-            "its drafter is trained while it runs, which engines here cannot; set adaptive: false",
-        ),
+        *_untrainable(drafts, config),
         (
             prepared.limits.async_scheduling and drafts is not None,
             "it drafts when a pass is over, and the next one is scheduled by then; set engine.async_scheduling=false",
@@ -191,13 +213,36 @@ def follows_trace(config: ReplayConfig) -> bool:
     return config.recorded_tokens or config.forced_acceptance
 
 
+def _untrainable(drafts: DraftPlan | None, config: ReplayConfig) -> list[tuple[bool, str]]:
+    """Return what a drafter that is trained lacks here, and whether it does."""
+    training = drafts.speculation.training if drafts else None
+    if training is None or not training.adaptive:
+        return []
+    form = architectures_of(config.draft_model) if config.draft_model else ["none"]
+    return [
+        (
+            form != [TRAINED_FORM],
+            f"its drafter is trained, and the trainer here has heads of the form {TRAINED_FORM}, not "
+            f"{', '.join(form)}; name the folder of one with --draft-model, or set adaptive: false",
+        ),
+        (
+            config.dummy_weights,
+            "its drafter is trained on the model's hidden states, and --dummy has random ones; set adaptive: false",
+        ),
+        (
+            not training.save_at_end,
+            "a session here saves what it has when it is stopped; set save_at_end: true",
+        ),
+    ]
+
+
 def check_engine(config: ReplayConfig) -> None:
     """Raise `InputError`, before anything starts, if vLLM is missing or unknown, or a folder holds
     files that must not be loaded."""
     vllm_version()
     check_model(config.model, config.dummy_weights)
-    if config.draft_model is not None:
-        check_model(config.draft_model, config.dummy_weights)
+    for folder in [*filter(None, [config.draft_model]), *config.draft_models.values()]:
+        check_model(folder, config.dummy_weights)
     for folder in config.weights:
         check_weights(folder)
 
@@ -218,6 +263,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
                 prepared,
                 draft_folder=config.draft_model,
                 synthetic=config.dummy_weights and not config.recorded_tokens,
+                by_name=config.draft_models,
             )
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
     traces = [each for each in (trace, prepared.evaluation_trace) if each is not None]
@@ -246,6 +292,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         max_model_len=min(max(map(longest_allowed, traces)) + 2 * drafted, capacity),
         kv_blocks=limits.kv_blocks,
         tp=prepared.scenario.cluster.tp,
+        draft_gpus=prepared.drafts.draft_gpus if prepared.drafts else 0,
         device="cuda" if config.device == "cuda" else "cpu",
         dtype=config.dtype,
         dummy_weights=config.dummy_weights,
@@ -260,6 +307,27 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         recorded=config.recorded_tokens,
         graphs=config.graphs,
     )
+
+
+def drafter_process(settings: EngineSettings, config: ReplayConfig) -> DrafterProcess:
+    """Return a process for a drafter that works ahead of an engine with these settings; its model
+    is named later. It drafts greedily, finds the text that stands in its prefix cache, and holds
+    two windows more of each request."""
+    drafted = settings.speculative["num_speculative_tokens"] if settings.speculative else 0
+    more_blocks = settings.max_num_seqs * -(-2 * drafted // settings.block_size)
+    of_drafter = replace(
+        settings,
+        tp=1,
+        draft_gpus=0,
+        kv_blocks=None if settings.kv_blocks is None else settings.kv_blocks + more_blocks,
+        temperature=0.0,
+        speculative=None,
+        stop_token=None,
+        recorded=False,
+        prefix_caching=True,
+    )
+    deadline_s = config.start_deadline_s
+    return DrafterProcess(of_drafter, first_gpu=settings.tp, start_deadline_s=deadline_s)
 
 
 class ReplayEngines:
@@ -284,6 +352,10 @@ class ReplayEngines:
         self.links[worker].close()
         self.links[worker] = self._start[worker]()
         return self.links[worker]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a result records of the engines' machines, if there are others than this."""
+        return {}
 
     def __enter__(self) -> ReplayEngines:
         return self
@@ -323,29 +395,78 @@ def replay(
     fleet: ReplayEngines,
     config: ReplayConfig,
     on_step: Callable[[int], None] | None = None,
+    training: RealTraining | None = None,
 ) -> Measured:
-    """Run the schedule on the fleet. The error that stops it (Ctrl-C, an engine that keeps dying)
-    is in the returned value."""
+    """Run the schedule on the fleet, and with a `training` its updates. The error that stops it
+    (Ctrl-C, an engine that keeps dying) is in the returned value. A drafter that the schedule
+    trains is trained in a process that is up meanwhile."""
     check_replayable(prepared, config)
-    setup = None
-    if prepared.drafts is not None:
-        setup = forced_setup(prepared) if config.forced_acceptance else drafter_setup(prepared)
+    drafter_training = prepared.drafts.speculation.training if prepared.drafts else None
+    if drafter_training is None or not drafter_training.adaptive:
+        return _replay(prepared, fleet, config, on_step, training, None)
+    assert config.draft_model is not None  # checked
+    gpus = -(-prepared.workers // config.engines_per_gpu) * prepared.scenario.cluster.tp
+    with head_trainer(
+        config.draft_model,
+        config.drafter_learning_rate,
+        config.device,
+        spare_gpu(gpus) if config.device == "cuda" else {},
+        config.start_deadline_s,
+    ) as trainer:
+        return _replay(prepared, fleet, config, on_step, training, trainer)
+
+
+def _replay(
+    prepared: Prepared,
+    fleet: ReplayEngines,
+    config: ReplayConfig,
+    on_step: Callable[[int], None] | None,
+    training: RealTraining | None,
+    trainer: tuple[ProcessLink, Path] | None,
+) -> Measured:
+    """Run the schedule on the fleet, with the process that trains the drafter, if there is one, and
+    the folder for what it writes."""
+    setup, tail = None, dict[str, DrafterSetup]()
+    if prepared.drafts is not None and config.forced_acceptance:
+        setup = forced_setup(prepared)
+    elif prepared.drafts is not None:
+        folders = config.draft_folders
+        process = drafter_process(engine_settings(prepared, config), config)
+        setup = drafter_setup(prepared, folders, process)
+        setups = drafter_setups(prepared, folders, process)
+        tail = {name: each for name, each in setups.items() if name is not None}
     env = WallClock()
     happened: list[dict[str, Any]] = []
-    vocabulary = reset(fleet, config, setup)
+    vocabulary = reset(fleet, config, setup, tail.values(), trainer is not None)
 
     @cache
     def prompt_ids(prompt_id: int, tokens: int) -> tuple[int, ...]:
         draws = np.random.default_rng([prepared.scenario.seed, prompt_id, tokens])
         return tuple(draws.integers(0, vocabulary, tokens).tolist())
 
+    def prompt_of(sample: Sample) -> tuple[int, ...]:
+        text = training.prompt_ids(sample) if training else None
+        return text or prompt_ids(sample.prompt_id, sample.prompt_tokens)
+
     @cache
     def answer_ids(sample: Sample, turn: Turn) -> tuple[int, ...]:
         draws = np.random.default_rng([prepared.scenario.seed, sample.uid, turn.end_tokens, 1])
         return tuple(draws.integers(0, vocabulary, turn.observation_tokens).tolist())
 
+    # Versions in writing are awaited as long as an engine may take to start; a pause for them is real.
+    held_s = prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0)
+    weights, awaited_s = config.folder, 0.0
+    if training is not None:
+        training.restart()
+        weights, awaited_s = training.weights, config.start_deadline_s
+        held_s = prepared.system.on_update.pause_s
+    heads: list[SpotHead] = []
+
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
-        responses = schedule.workload.responses
+        responses, drafting = schedule.workload.responses, _drafting(schedule)
+        if trainer is not None and schedule.spot is not None:
+            link, folder = trainer
+            heads.append(SpotHead(env, link, schedule.spot, prompt_of, config.folder, folder))
         answers = answers_of(prepared, responses) if follows_trace(config) else None
         return [
             VllmWorker(
@@ -354,37 +475,53 @@ def replay(
                 fleet.links[i],
                 partial(fleet.restart, i),
                 responses,
-                lambda sample: prompt_ids(sample.prompt_id, sample.prompt_tokens),
-                config.folder,
+                prompt_of,
+                weights,
                 schedule.recorder,
                 config.step_deadline_s,
                 config.start_deadline_s,
                 happened.append,
                 setup,
-                prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0),
+                held_s,
                 answers,
                 prompts=schedule.prompts,
+                tail=tail,
+                awaited_s=awaited_s,
                 agents=schedule.agents,
                 answer_ids=answer_ids,
                 evaluates=(prepared.costs.evaluate_every, prepared.costs.evaluate_s),
+                drafting=drafting,
+                head=heads[0] if heads else None,
             )
             for i in range(schedule.units)
         ]
 
     env.restart()
-    schedule = Schedule(prepared, env, make_workers, on_step)
+    learners = partial(training.learners, prompt_of) if training else None
+    schedule = Schedule(prepared, env, make_workers, on_step, learners)
     workers = connected(schedule)
     if setup is not None and setup.kind == "history":
         history = _History(workers, prepared.trace, schedule.workload.responses)
         for worker in workers:
             worker.on_done, worker.on_back = history.finished, history.tell_all
     stopped: BaseException | None = None
-    engines: list[dict[str, int]] = []
+    counters: list[dict[str, int]] = [{} for _ in fleet.links]
+    passes: tuple[Passes, ...] = ()
     try:
         schedule.run()
-        engines = counted(fleet, config.step_deadline_s)
+        up = [worker.is_up for worker in workers]
+        counters, rows = counted(fleet, up, config.step_deadline_s)
+        if all(rows) and not happened and not prepared.scenario.faults:
+            clocks_s = [env.monotonic_s + link.offset_s for link in fleet.links]
+            passes = tuple(map(passes_of, rows, clocks_s))
     except (KeyboardInterrupt, StoppedError) as error:
         stopped = error
+        without = ", ".join(worker.link.name for worker in workers if worker.without_room)
+        if without and isinstance(error, StoppedError):
+            stopped = StoppedError(
+                f"{without}: no room on the cluster after a loss, and the schedule cannot go on without; add a node, or use "
+                f"fewer --workers ({error})"
+            )
     result = schedule.result()
     facts = {
         "clock": "wall",
@@ -394,15 +531,27 @@ def replay(
         "host": f"{platform.node()}, {platform.processor() or platform.machine()}",
         "weights": "dummy; loads were held for the predicted time, nothing was loaded"
         if config.dummy_weights
+        else "trained meanwhile, written to a folder, really loaded"
+        if training
         else f"{max(len(config.weights), 1)} versions from folders, really loaded",
         "temperature": config.temperature,
         "forced_acceptance": config.forced_acceptance,
         "recorded_tokens": config.recorded_tokens,
         "prompts": "token ids drawn at random, by seed and prompt_id, as long as the trace says",
-        "training": "held for as long as the simulator says; so are rewards",
-        "engines": engines,
+        "training": "real"
+        if training
+        else "held for as long as the simulator says; so are rewards",
+        "engines": [
+            {**link.place, **each} for link, each in zip(fleet.links, counters, strict=True)
+        ],
+        "tokens": balance(result, sum(worker.generated_total for worker in workers)),
         "happened": happened,
+        **fleet.facts(),
     }
+    if training is not None:
+        facts["trained"] = training.facts(result)
+    if heads:
+        facts |= heads[0].facts()
     result = replace(result, metadata={**result.metadata, "replay": facts})
     rollouts = [
         rollout
@@ -413,7 +562,33 @@ def replay(
         result,
         _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None,
         stopped,
+        passes,
     )
+
+
+def balance(result: Result, generated: int) -> dict[str, int]:
+    """Return the tokens that the engines reported, `generated`, and what became of them: those of
+    samples by status, and the ones that no sample keeps. Equal sums show that a loss of engines
+    lost and repeated none."""
+    samples = result.samples.to_pandas()
+    kept = {
+        status: int(samples.generated_tokens[samples.status == status].sum())
+        for status in ("trained", "dropped", "buffered", "in_flight")
+    }
+    return {"generated": generated, **kept, "duplicates": int(samples.duplicate_tokens.sum())}
+
+
+def _drafting(schedule: Schedule) -> Drafting | None:
+    """Return the simulated drafting where it decides what engines draft: windows by length, and
+    siblings in place of a model that is missing or stale."""
+    prepared = schedule.prepared
+    if prepared.drafts is None:
+        return None
+    speculation = prepared.drafts.speculation
+    if schedule.spot is None and speculation.model_free is None and speculation.budget is None:
+        return None
+    most, seed = prepared.limits.max_num_seqs, prepared.scenario.seed
+    return Drafting(prepared.drafts, schedule.deployment, most, seed, schedule.spot)
 
 
 def connected(schedule: Schedule) -> list[VllmWorker]:
@@ -424,14 +599,28 @@ def connected(schedule: Schedule) -> list[VllmWorker]:
     return workers
 
 
-def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None) -> int:
-    """Reset all engines to their state after the start; return the size of the vocabulary. Reports
-    of an earlier run are dropped."""
-    reset: list[Command] = [
-        Reset(-1, config.folder(0)),
-        *([DraftCall("configure", (setup,))] if setup else []),
+def reset(
+    fleet: ReplayEngines,
+    config: ReplayConfig,
+    setup: DrafterSetup | None,
+    tail: Iterable[DrafterSetup] = (),
+    trained: bool = False,
+) -> int:
+    """Reset all engines to their state after the start, with this drafter (its first weights, if it
+    was `trained`), and with the processes of the `tail`'s drafters up; return the size of the
+    vocabulary. Reports of an earlier run are dropped."""
+    drafters = [each for each in (setup, *tail) if each is not None]
+    ahead = [each.ahead.process for each in drafters if each.ahead is not None]
+    head = str(config.draft_model) if trained else ""
+    resets: list[list[Command]] = [
+        [
+            Reset(-1, config.folder(0), head),
+            *([DraftCall("start_drafters", (ahead,))] if ahead else []),
+            *([DraftCall("configure", (setup, worker))] if setup else []),
+        ]
+        for worker in range(len(fleet.links))
     ]
-    for link in fleet.links:
+    for link, reset in zip(fleet.links, resets, strict=True):
         link.send(reset)
     vocabulary = 0
     for i, link in enumerate(fleet.links):
@@ -440,22 +629,28 @@ def reset(fleet: ReplayEngines, config: ReplayConfig, setup: DrafterSetup | None
         except GoneError:  # the engine died in the last replay
             link = fleet.restart(i)
             wait_until_ready([link], config.start_deadline_s)
-            link.send(reset)
+            link.send(resets[i])
             vocabulary = _answer(link, Reached, config.start_deadline_s).vocabulary
     return vocabulary
 
 
-def counted(fleet: ReplayEngines, deadline_s: float) -> list[dict[str, int]]:
-    """Return the counters of each engine since its reset, or since its restart after a loss; {} for
-    an engine that is gone. Passes after the schedule's end, of requests that it left, count until
-    the engine answers."""
-    for link in fleet.links:
-        link.send([Count()])
+def counted(
+    fleet: ReplayEngines, up: Sequence[bool], deadline_s: float
+) -> tuple[list[dict[str, int]], list[Sequence[float]]]:
+    """Return the counters and the passes (`host.Passes`) of each engine since its reset, or since
+    its restart after a loss; none of an engine that is gone or, by `up`, starts. Passes after the
+    schedule's end, of requests that it left, count until the engine answers."""
     counters: list[dict[str, int]] = [{} for _ in fleet.links]
-    for each, link in zip(counters, fleet.links, strict=True):
+    passes: list[Sequence[float]] = [() for _ in fleet.links]
+    running = [i for i, runs in enumerate(up) if runs]
+    for i in running:
+        fleet.links[i].send([Count()])
+    for i in running:
+        link = fleet.links[i]
         with suppress(StoppedError):  # the result is worth more than its counters
-            each.update(_answer(link, EngineCounters, deadline_s)._asdict())
-    return counters
+            answer = _answer(link, Counted, deadline_s)
+            counters[i], passes[i] = answer.counters._asdict(), answer.passes
+    return counters, passes
 
 
 R = TypeVar("R", bound=Report)

@@ -6,8 +6,8 @@ dropped silently. What `replayed_form` changes is changed in the prediction, too
 
 History, n-grams, siblings and external sources are drafted by `simrl_replay.proposer.Proposer`,
 with simrl's windows and gates. Draft models and EAGLE heads are vLLM's own drafters; the proposer
-tells them in every pass how many tokens to draft, so TLT's gate and its chains by batch size are
-simrl's. vLLM's `ngram` drafts up to `num_speculative_tokens` in every pass and serves the method
+calls them after every pass for as many tokens as to draft, so windows, gates, TLT's bandit and its
+model-free drafter are simrl's. vLLM's `ngram` drafts up to `num_speculative_tokens` in every pass and serves the method
 without window and gate; it reads prompts too.
 """
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,64 +24,86 @@ import numpy as np
 from simrl.errors import InputError, broken
 from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
-from simrl.speculation.choices import Elastic, Strategy
-from simrl.speculation.deployment import typical_context_tokens
+from simrl.speculation.choices import Elastic, Toggle
 from simrl.speculation.draft_times import text_drafts
-from simrl.speculation.gates import batch_gate
 from simrl.speculation.matching import LONGEST, SHORTEST
 from simrl.speculation.methods import EAGLE, Speculation
-from simrl.speculation.plan import DraftPlan, plan_drafting
+from simrl.speculation.plan import DraftPlan, draft_costs, plan_drafting
+from simrl.speculation.specactor import reconfiguration_table
+from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Response, Sample
+from simrl_replay.ahead import AheadSetup, DrafterProcess
 from simrl_replay.proposer import DrafterSetup, Forced
 
 NO_DRAFTS = "simrl_replay.rank.NoDrafts"
+TRAINED_FORM = "EagleLlamaForCausalLM"  # of heads that `simrl_replay.grpo.eagle` trains
+
+
+@dataclass(frozen=True)
+class DraftFolders:
+    """The folders of draft models: of the models by name, and of any other one; a model's name may
+    be its folder."""
+
+    one: str | Path | None = None
+    by_name: Mapping[str, Path] = field(default_factory=dict)
+
+    def folder(self, speculation: Speculation) -> Path:
+        """Return the folder of a method's draft model. Raise `InputError` if it has no config."""
+        wants_eagle = speculation.model == EAGLE
+        folder = Path(self.by_name.get(speculation.model, self.one or speculation.model))
+        folder = folder.parent if folder.name == "config.json" else folder
+        if not (folder / "config.json").is_file():
+            wanted = (
+                "an EAGLE head; name its folder with --draft-model"
+                if wants_eagle
+                else "give model: FOLDER"
+            )
+            raise InputError(
+                f"speculation {speculation.label}: vLLM drafts with a model in a folder, {str(folder)!r} is none; {wanted} "
+                "(a Hugging Face config.json and weights)"
+            )
+        return folder
 
 
 def speculative_config(
-    prepared: Prepared, draft_folder: str | Path | None = None, synthetic: bool = False
+    prepared: Prepared,
+    draft_folder: str | Path | None = None,
+    synthetic: bool = False,
+    by_name: Mapping[str, Path] | None = None,
 ) -> dict[str, Any]:
-    """Return vLLM's `speculative_config` for a scenario's method.
+    """Return vLLM's `speculative_config` for a scenario's method, and for the drafters that its
+    workers may get in the tail of a rollout.
 
-    `draft_folder` holds the draft model, unless the method names a folder. With `synthetic`, for
-    random weights, vLLM accepts a draft model's tokens at the scenario's acceptance rates, whatever
-    they are (CUDA only). Raise `InputError` for a method that vLLM cannot run.
+    `draft_folder` holds the draft model, unless the method names a folder; `by_name` has the folder
+    of each draft model if there are several. With `synthetic`, for random weights, vLLM accepts a
+    draft model's tokens at the scenario's acceptance rates, whatever they are (CUDA only). Raise
+    `InputError` for a method that vLLM cannot run.
     """
     plan = _replayable(prepared)
-    speculation = plan.speculation
-    most_tokens = speculation.window.rule.most_tokens
-    if synthetic and plan.acceptance is None:
+    speculation, folders = plan.speculation, DraftFolders(draft_folder, by_name or {})
+    most_tokens = max(
+        setup.most_tokens for setup in drafter_setups(prepared, folders, None).values()
+    )
+    if synthetic and (plan.acceptance is None or prepared.tail or plan.decoupled):
         raise InputError(
             f"speculation {speculation.label}: random weights do not generate the trace's tokens, so there is nothing to "
             "draft from; choose draft_model, which is accepted as the scenario says, or give weights"
         )
-    if speculation.drafter == "model":
-        config = _model_drafter(speculation, draft_folder)
+    if in_turns := _models_in_turns(prepared):
+        config = _model_drafter(in_turns[0], folders.folder(in_turns[0]), most_tokens)
         if synthetic and plan.acceptance is not None:
             return config | synthetic_acceptance(plan.acceptance, config["num_speculative_tokens"])
         return config
-    if _drafts_itself(speculation):
+    if _drafts_itself(prepared, speculation):
         return own_config(most_tokens)
     lookup = {"prompt_lookup_min": SHORTEST, "prompt_lookup_max": LONGEST}
     return {"method": "ngram", "num_speculative_tokens": most_tokens, **lookup}
 
 
-def _model_drafter(speculation: Speculation, draft_folder: str | Path | None) -> dict[str, Any]:
-    """Return the configuration of vLLM's drafter with the model in `draft_folder`, or in the folder
-    that the method names."""
-    wants_eagle = speculation.model == EAGLE
-    folder = Path(draft_folder if draft_folder is not None else speculation.model)
-    file = folder / "config.json"
-    if not file.is_file():
-        wanted = (
-            "an EAGLE head; name its folder with --draft-model"
-            if wants_eagle
-            else "give model: FOLDER"
-        )
-        raise InputError(
-            f"speculation {speculation.label}: vLLM drafts with a model in a folder, {str(folder)!r} is none; {wanted} "
-            "(a Hugging Face config.json and weights)"
-        )
-    architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+def _model_drafter(speculation: Speculation, folder: Path, most_tokens: int) -> dict[str, Any]:
+    """Return the configuration of vLLM's drafter with the model in `folder`."""
+    wants_eagle, file = speculation.model == EAGLE, folder / "config.json"
+    architectures = architectures_of(folder)
     method = "draft_model"
     if any("eagle" in name.lower() for name in architectures):
         method = "eagle3" if any("eagle3" in name.lower() for name in architectures) else "eagle"
@@ -94,26 +116,13 @@ def _model_drafter(speculation: Speculation, draft_folder: str | Path | None) ->
                 else "a language model, or choose tlt"
             )
         )
-    levels = max(
-        (levels for _, levels in levels_from_batch(speculation)),
-        default=speculation.window.rule.most_tokens,
-    )
-    return {"method": method, "model": str(folder), "num_speculative_tokens": levels}
+    return {"method": method, "model": str(folder), "num_speculative_tokens": most_tokens}
 
 
-def levels_from_batch(speculation: Speculation) -> tuple[tuple[int, int], ...]:
-    """Return the (smallest batch, drafted tokens) of a bandit over chains: a bucket of batch sizes
-    has one of them."""
-    if speculation.strategies is None:
-        return ()
-    chains = sorted(speculation.strategies.strategies, key=lambda chain: -chain.tokens_to_verify)
-    return tuple(
-        zip(
-            speculation.strategies.batch_thresholds,
-            (chain.draft_depth for chain in chains),
-            strict=True,
-        )
-    )
+def architectures_of(folder: Path) -> list[str]:
+    """Return the names that a model's config has of its form."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return list(config.get("architectures") or [])
 
 
 def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
@@ -126,50 +135,37 @@ def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
         changes.append(
             "vLLM has no pool of KV cache for several workers: a chunk computes it again, but for what its worker finds"
         )
+    if prepared.tail is not None and prepared.tail.rule.fetched_share > 0:
+        rule = replace(prepared.tail.rule, kv="recompute", fetched_share=0.0)
+        prepared = replace(prepared, tail=replace(prepared.tail, rule=rule))
+        changes.append("vLLM sends no KV cache to another engine: a copy computes all of it again")
     if prepared.drafts is not None and prepared.drafts.speculation.strategies is not None:
-        speculation, lost = _chains_of(prepared.drafts.speculation)
-        drafts = plan_drafting(
-            speculation, prepared.scenario.speculation, prepared, prepared.rollout_gpus
-        )
-        prepared = replace(prepared, drafts=drafts)
-        changes += lost
+        speculation = prepared.drafts.speculation
+        if not _are_chains(speculation):
+            drafts = plan_drafting(
+                _chains_of(speculation),
+                prepared.scenario.speculation,
+                prepared,
+                prepared.rollout_gpus,
+            )
+            prepared = replace(prepared, drafts=drafts)
+            changes.append(
+                "vLLM verifies no trees; chains as long as these are deep take their place"
+            )
     return prepared, changes
 
 
-def _chains_of(speculation: Speculation) -> tuple[Speculation, list[str]]:
-    """Return TLT with a chain in place of the trees of each bucket, and a drafter that stays as it
-    is; and what that loses."""
-    lost, bandit = [], speculation.strategies
-    assert bandit is not None
-    if not _are_chains(speculation):
-        deepest: dict[int, int] = {}
-        for tree in bandit.strategies:
-            deepest[tree.tokens_to_verify] = max(
-                tree.draft_depth, deepest.get(tree.tokens_to_verify, 0)
-            )
-        depths = [deepest[tokens] for tokens in sorted(deepest, reverse=True)]
-        chains = tuple(Strategy(depth, 1, depth + 1) for depth in sorted(depths, reverse=True))
-        speculation = replace(
-            speculation, strategies=bandit.model_copy(update={"strategies": chains})
-        )
-        lost.append("vLLM verifies no trees; chains as long as these are deep take their place")
-    if speculation.training is not None and speculation.training.adaptive:
-        untrained = speculation.training.model_copy(update={"adaptive": False})
-        speculation = replace(speculation, training=untrained)
-        lost.append("the drafter is not trained meanwhile")
-    free = speculation.model_free
-    if free is not None and (free.before_version or free.if_slower):
-        speculation = replace(speculation, model_free=None)
-        lost.append("siblings never draft in place of the drafter")
-    return speculation, lost
+def _chains_of(speculation: Speculation) -> Speculation:
+    """Return a method with a chain in place of each tree, in the same bucket of batch sizes."""
+    assert speculation.strategies is not None
+    chains = dict.fromkeys(arm._replace(topk=1) for arm in speculation.strategies.strategies)
+    strategies = speculation.strategies.model_copy(update={"strategies": tuple(chains)})
+    return replace(speculation, strategies=strategies)
 
 
 def _are_chains(speculation: Speculation) -> bool:
     assert speculation.strategies is not None
-    return all(
-        s.topk == 1 and s.tokens_to_verify == s.draft_depth + 1
-        for s in speculation.strategies.strategies
-    )
+    return all(arm.topk == 1 for arm in speculation.strategies.strategies)
 
 
 def own_config(most_tokens: int) -> dict[str, Any]:
@@ -185,17 +181,63 @@ def synthetic_acceptance(acceptance: ModelAcceptance, most_tokens: int) -> dict[
     return {"rejection_sample_method": "synthetic", "synthetic_acceptance_rates": rates}
 
 
-def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
+def drafter_setup(
+    prepared: Prepared, folders: DraftFolders | None = None, process: DrafterProcess | None = None
+) -> DrafterSetup | None:
     """Return the setup of simrl's drafter for a scenario's method; None if vLLM's own n-grams are
-    used. A batch gate comes from the scenario's profile. Raise `InputError` as `speculative_config`
-    does."""
+    used. A batch gate comes from the scenario's profile; `process` is a drafter's that works ahead,
+    whose model is put in. Raise `InputError` as `speculative_config` does."""
     plan = _replayable(prepared)
+    if plan.speculation.drafter == "ngram" and not _drafts_itself(prepared, plan.speculation):
+        return None
+    return _setup_of(prepared, plan, folders or DraftFolders(), process)
+
+
+def drafter_setups(
+    prepared: Prepared, folders: DraftFolders, process: DrafterProcess | None
+) -> dict[str | None, DrafterSetup]:
+    """Return the setups of the drafter that workers begin with (None), and of those that they may
+    get in the tail of a rollout, by name. Raise `InputError` for one that no engine here
+    supports."""
+    plan = _replayable(prepared)
+    in_turns = {each.model for each in _models_in_turns(prepared)}
+    if len(in_turns) > 1:
+        raise InputError(
+            f"{prepared.system.label}: workers would draft in turns with {', '.join(sorted(in_turns))}, and a vLLM engine "
+            "holds one draft model: name one of them as model or in drafters"
+            + (", or let copies be decoupled" if plan.decoupled else ", or let decoupled be true")
+        )
+    plans: dict[str | None, DraftPlan] = {None: plan}
+    plans.update(prepared.tail.plans if prepared.tail else {})
+    return {name: _setup_of(prepared, each, folders, process) for name, each in plans.items()}
+
+
+def _models_in_turns(prepared: Prepared) -> list[Speculation]:
+    """Return the methods with a model that drafts in the verifier's engine."""
+    tail = prepared.tail.plans.values() if prepared.tail else ()
+    return [
+        plan.speculation
+        for plan in (_plan(prepared), *tail)
+        if plan.speculation.drafter == "model" and plan.decoupled is None
+    ]
+
+
+def _setup_of(
+    prepared: Prepared, plan: DraftPlan, folders: DraftFolders, process: DrafterProcess | None
+) -> DrafterSetup:
     speculation = plan.speculation
     window, gate = speculation.window, _gate(prepared, plan)
     match speculation.drafter:
+        case "model" if plan.decoupled is not None:
+            return _ahead(prepared, plan, folders, process)
         case "model":
             return DrafterSetup(
-                "engine", window, gate, levels_from_batch=levels_from_batch(speculation)
+                "engine",
+                window,
+                gate,
+                bandit=speculation.strategies,
+                seed=prepared.scenario.seed,
+                model_free=plan.first_version > 0 or plan.siblings_faster_beyond < np.inf,
             )
         case "history":
             return DrafterSetup(
@@ -206,7 +248,32 @@ def drafter_setup(prepared: Prepared) -> DrafterSetup | None:
         case "own":
             return DrafterSetup("own", window, gate, make=speculation.make_drafter)
         case _:
-            return DrafterSetup("ngram", window, gate) if _drafts_itself(speculation) else None
+            return DrafterSetup("ngram", window, gate)
+
+
+def _ahead(
+    prepared: Prepared, plan: DraftPlan, folders: DraftFolders, process: DrafterProcess | None
+) -> DrafterSetup:
+    """Return the setup of a draft model in a process of its own, with the plan's window and its
+    table of reconfigurations."""
+    method, decoupled = plan.speculation.decoupled, plan.decoupled
+    assert method is not None and decoupled is not None
+    windows, coupled = reconfiguration_table(decoupled, method.objective)
+    folder = str(folders.folder(plan.speculation))
+    if process is not None:
+        settings = replace(process.settings, model=folder)
+        process = replace(process, settings=settings, number=decoupled.draft_gpus)
+    return DrafterSetup(
+        "ahead",
+        Fixed(tokens=decoupled.window),
+        ahead=AheadSetup(
+            process or DrafterProcess(None),
+            method.reconfigure_every,
+            tuple(windows.tolist()),
+            tuple(coupled.tolist()),
+            plan.load_s > 0,
+        ),
+    )
 
 
 def forced(prepared: Prepared) -> Prepared:
@@ -270,41 +337,33 @@ def _replayable(prepared: Prepared) -> DraftPlan:
     """Return the plan; raise `InputError` for a method that no engine here supports."""
     plan = _plan(prepared)
     speculation = plan.speculation
-    chain = speculation.window.kind == "fixed" and speculation.gate != "batch"
     if wrong := broken(
         (
             speculation.strategies is not None and not _are_chains(speculation),
-            "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)",
+            "vLLM verifies chains, not trees; give chains, strategies with a topk of 1",
         ),
         (
-            speculation.decoupled is not None,
-            "vLLM drafts and verifies in turns, not on GPUs of a drafter's own; choose specactor with decoupled: false "
-            "and without disaggregated",
+            speculation.decoupled is not None and speculation.decoupled.in_turns,
+            "drafters with GPUs of their own draft ahead here, not in turns; leave out disaggregated, or set decoupled: true",
         ),
         (
             speculation.drafter == "old_response",
             "vLLM verifies no whole old response with the prompt; choose histospec",
         ),
         (
-            speculation.budget is not None,
-            "windows by the length of a prompt's responses are not replayed; choose histospec",
-        ),
-        (
-            speculation.drafter == "model" and not chain,
-            "vLLM's draft models have a fixed window and no batch gate; leave out gate and window",
+            isinstance(speculation.gate, Toggle),
+            "a toggle and its ladder of draft tokens are not replayed; choose gate: open",
         ),
     ):
         raise InputError(f"speculation {speculation.label}: {wrong}")
     return plan
 
 
-def _drafts_itself(speculation: Speculation) -> bool:
+def _drafts_itself(prepared: Prepared, speculation: Speculation) -> bool:
     """Return whether simrl's drafter drafts; n-grams with a fixed window and without a gate are
-    vLLM's."""
+    vLLM's, unless another drafter may take their place."""
     plain = speculation.window.kind == "fixed" and speculation.gate == "open"
-    return speculation.drafter in ("history", "siblings", "own") or (
-        speculation.drafter == "ngram" and not plain
-    )
+    return speculation.drafter != "ngram" or not plain or prepared.tail is not None
 
 
 def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | None:
@@ -313,8 +372,4 @@ def _gate(prepared: Prepared, plan: DraftPlan) -> tuple[int, ...] | Elastic | No
         return None
     if isinstance(speculation.gate, Elastic):
         return speculation.gate
-    context, most_sequences = typical_context_tokens(prepared.trace), prepared.limits.max_num_seqs
-    gate = batch_gate(
-        prepared.profile, plan.times, speculation.window.rule, context, most_sequences
-    )
-    return tuple(gate.tolist())
+    return tuple(draft_costs(plan, prepared, prepared.limits.max_num_seqs).largest_batch.tolist())

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -58,7 +59,7 @@ class EngineSettings:
     passes, whole ones for decoding); without the compiler, "decode" for passes in which each
     sequence decodes one token (or verifies the longest draft) and "full" for all up to 2 ×
     max_num_seqs or 512 tokens (FlashAttention 3 alone; else as "decode"); or "none". `sleep` lets
-    the engine release its memory.
+    the engine release its memory. `draft_gpus` more GPUs are for its drafters' processes.
 
     With `async_scheduling` a pass is scheduled before the outcome of the one before is known: `step`
     schedules a pass, and returns the outcome of the one before. On a CPU, which vLLM excludes from
@@ -86,6 +87,7 @@ class EngineSettings:
     kv_cache_bytes: int | None = None
     graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
     sleep: bool = False
+    draft_gpus: int = 0
     async_scheduling: bool = False
 
 
@@ -101,6 +103,20 @@ class EngineCounters(NamedTuple):
     prefix_hit_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+
+class PassWork(NamedTuple):
+    """Work of a forward pass, as the simulated engine counts it (`simrl.profile.profile.pass_s`): its
+    tokens; the positions that it samples; the tokens of contexts that it computes, and Σ c (k + c / 2)
+    over their chunks of c tokens after k computed ones; the requests that decode, drafts or not, and
+    the tokens of their contexts."""
+
+    query_tokens: int = 0
+    positions: int = 0
+    prefill_tokens: int = 0
+    prefill_work: float = 0.0
+    decodes: int = 0
+    decode_kv_tokens: int = 0
 
 
 class Progress(NamedTuple):
@@ -224,19 +240,24 @@ class VllmEngine:
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self._counts: Counter[str] = Counter()  # by the names of `EngineCounters`
+        self.last_pass: PassWork | None = None  # of the last step; None if it computed nothing
         self._verified: dict[
             str, list[int]
         ] = {}  # verified drafts of the last pass that is over, by vLLM's ids
         self._drafts: dict[str, list[int]] = {}  # of the next step
+        self._began_s = self._drafting_s = 0.0  # the start of a pass; seconds of drafting for it
         self.drafter: Proposer | None = None  # simrl's own
+        self.held: set[str] = set()  # running requests that have no token in the next pass
         if settings.recorded:
             self._engine.collective_rpc("follow_recorded")
         if settings.speculative is not None:
             if settings.speculative["method"] in ("custom_class", *MODEL_DRAFTERS):
                 most_tokens = settings.speculative["num_speculative_tokens"]
-                self.drafter = Proposer(most_tokens, settings.max_model_len)
-            if settings.speculative["method"] in MODEL_DRAFTERS:
-                self._engine.collective_rpc("let_drafter_rest")
+                model = None
+                if settings.speculative["method"] in MODEL_DRAFTERS:
+                    self._engine.collective_rpc("draft_when_called")
+                    model = self._drafted_by_model
+                self.drafter = Proposer(most_tokens, settings.max_model_len, model)
             if settings.device == "cpu":
                 self._engine.collective_rpc("mend_cpu_sampling")
         self._watch_passes()
@@ -275,17 +296,24 @@ class VllmEngine:
 
     def abort(self, request_id: str) -> None:
         """End a request; `step` has returned its tokens so far."""
+        self.held.discard(request_id)
         self._engine.abort_request([request_id])
         self._over([request_id])
 
     def step(self) -> list[Progress]:
         """Run one forward pass and return its outcome. Drafts are renewed first if commands since
-        the last pass made them outdated."""
+        the last pass made them outdated; nothing is run where all requests wait for drafts."""
+        self.last_pass = None
         if self.drafter is not None and self.drafter.restarts:
             self.recompute_running()
             self.drafter.restarts = False
         if self.drafter is not None and self.drafter.stale:
             put_drafts(self._scheduler, self.drafter.redraft())
+            self.held = self.drafter.held
+            if self.held and len(self._held()) == self.unfinished:
+                self.drafter.wait()
+                return []
+        self._began_s = time.monotonic()
         outputs = self._engine.step()
         put_drafts(self._scheduler, self._drafts)
         self._drafts = {}
@@ -313,14 +341,26 @@ class VllmEngine:
         self._scheduler.set_pause_state(before)
         return progress
 
+    def _drafted_by_model(self, tokens: int) -> dict[str, list[int]]:
+        drafts = self._engine.collective_rpc("draft", args=(tokens,))[0]
+        return dict(drafts)
+
     def _over(self, request_ids: list[str]) -> None:
         if self.settings.recorded and request_ids:
             self._engine.collective_rpc("forget", args=(request_ids,))
 
+    def _held(self) -> list[Any]:
+        """Return the running requests that are held, as the scheduler has them."""
+        return [
+            request
+            for request in (self._scheduler.running if self.held else ())
+            if {request.request_id, request.request_id.rpartition("-")[0]} & self.held
+            and request.num_tokens - request.num_computed_tokens == 1
+        ]
+
     def _watch_passes(self) -> None:
         """Count each pass from its schedule and its output, and record its verified drafts (vLLM's
-        drafters do not report them in all versions). Let simrl's drafter draft from its outcome, or
-        tell vLLM's how much to draft."""
+        drafters do not report them in all versions). Let drafters draft from its outcome."""
         scheduler, counts = self._scheduler, self._counts
         schedule, update, preempt = (
             scheduler.schedule,
@@ -329,19 +369,20 @@ class VllmEngine:
         )
 
         def watched(*arguments: Any, **named: Any) -> Any:
+            held = self._held()
+            for request in held:
+                # To the scheduler, a request without a token to compute, whose place it keeps.
+                request.num_output_placeholders = -1
             scheduled = schedule(*arguments, **named)
-            counts["passes"] += scheduled.total_num_scheduled_tokens > 0
+            for request in held:
+                request.num_output_placeholders = 0
+            if scheduled.total_num_scheduled_tokens > 0:
+                counts["passes"] += 1
+                self.last_pass = _work_of(scheduled)
             if self.settings.prefix_caching:
                 for request_id, hit_tokens in _admitted(scheduled):
                     counts["prefix_queried_tokens"] += scheduler.requests[request_id].num_tokens
                     counts["prefix_hit_tokens"] += hit_tokens
-            levels = (
-                None
-                if self.drafter is None
-                else self.drafter.levels(len(scheduled.num_scheduled_tokens))
-            )
-            if levels is not None:
-                scheduled.num_spec_tokens_to_schedule = levels
             return scheduled
 
         def drafted(scheduled: Any, output: Any) -> Any:
@@ -352,7 +393,11 @@ class VllmEngine:
                     counts["drafted_tokens"] += len(draft)
                     counts["accepted_tokens"] += len(sampled) - 1
             if self.drafter is not None:
-                self._drafts = self.drafter.propose(*batch_of(scheduler, scheduled, output))
+                ended_s = time.monotonic()
+                seconds = self._drafting_s + ended_s - self._began_s
+                ran = batch_of(scheduler, scheduled, output)
+                self._drafts = self.drafter.propose(*ran, seconds)
+                self._drafting_s = time.monotonic() - ended_s
             return update(scheduled, output)
 
         def preempted(*arguments: Any, **named: Any) -> Any:
@@ -418,6 +463,10 @@ class VllmEngine:
         if self.settings.dummy_weights:
             return
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+
+    def load_drafter(self, folder: str) -> None:
+        """Load a draft model's weights, between two steps: all that are in a folder."""
+        self._engine.collective_rpc("load_drafter", args=(folder,))
 
     def recompute_running(self) -> None:
         """Let running requests recompute their KV cache, and find no prefix again; they keep their
@@ -505,6 +554,27 @@ def _admitted(scheduled: Any) -> Iterator[tuple[str, int]]:
     for request_id, computed_tokens in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         if request_id in cached.resumed_req_ids:
             yield request_id, computed_tokens
+
+
+def _work_of(scheduled: Any) -> PassWork:
+    """Return the work of a scheduled pass."""
+    cached, drafts = scheduled.scheduled_cached_reqs, scheduled.scheduled_spec_decode_tokens
+    requests = [(new.req_id, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs]
+    requests += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    positions = prefill_tokens = decodes = decode_kv_tokens = 0
+    prefill_work = 0.0
+    for request_id, computed in requests:
+        new = scheduled.num_scheduled_tokens[request_id]
+        if computed > 0 and new == 1 + len(drafts.get(request_id, ())):
+            decodes += 1
+            decode_kv_tokens += computed + new
+            positions += new
+        else:
+            prefill_tokens += new
+            prefill_work += new * (computed + 0.5 * new)
+            positions += 1
+    total = scheduled.total_num_scheduled_tokens
+    return PassWork(total, positions, prefill_tokens, prefill_work, decodes, decode_kv_tokens)
 
 
 def _let_a_cpu_schedule_ahead(config: Any) -> None:

@@ -7,7 +7,8 @@ schedule's clock.
 
 A lost engine is restarted, loads the version that was last requested, and takes samples again;
 until then, submitted samples come back at once, and weights count as loaded. Its samples go on
-elsewhere from their last token, by the dispatcher's rule. A loss that a scenario injects lasts
+elsewhere from their last token, by the dispatcher's rule. While there is no room for the new engine,
+the schedule goes on without it, as long as it needs nothing from it. A loss that a scenario injects lasts
 until the scenario ends it.
 
 A turn is a request of the engine, which gets the whole context: the prompt, earlier turns, and the
@@ -26,6 +27,7 @@ import simpy
 
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.agents import PLAIN, Agents
+from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_last, gather, on_fire
 from simrl.runtime.faults import HearsOfLosses
 from simrl.runtime.pauses import Turns
@@ -38,7 +40,8 @@ from simrl_replay import host
 from simrl_replay.clock import WallClock
 from simrl_replay.engine_request import EngineRequest
 from simrl_replay.link import EngineLink
-from simrl_replay.proposer import Forced
+from simrl_replay.proposer import DrafterSetup, Forced
+from simrl_replay.spot_head import SpotHead
 
 MOST_RESTARTS = 3
 
@@ -54,6 +57,14 @@ class _Load(NamedTuple):
     evaluate_s: float = 0.0
 
 
+class _Change(NamedTuple):
+    """A change of drafter sent to the engine, at a time; `loads`: it takes a load of a model."""
+
+    event: simpy.Event
+    asked_s: float
+    loads: bool
+
+
 class VllmWorker:
     """One engine, as schedules see it. `weights` gives the folder of a policy version, `prompt_ids`
     the tokens of a prompt.
@@ -62,11 +73,14 @@ class VllmWorker:
     report for `deadline_s` while it has work, or for `start_deadline_s` while it starts or loads
     weights. `prompts` has the salts of prompts. `tell` gets the engine's losses, for the result; `on_done` gets every response;
     `on_back` is called when the engine is back, before anything is submitted to it. Loads are held
-    for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an
-    oracle drafter's inputs for a sample. With a `stop_token`, a response is done when it has that
-    token; its length in `responses` is the upper bound. `agents` has the tool slots and deadlines of
-    all workers; `answer_ids` gives the tokens of an environment's answer to a turn. `evaluates`:
-    updates between evaluations that only take time, and that time.
+    for `held_load_s` longer than they take, as dummy weights have none to load; weights that are
+    being written are awaited for `awaited_s`. `forced` gives an
+    oracle drafter's inputs for a sample. `setup` is the drafter that it begins with, `tail` has
+    those that it may get in its place. `drafting` decides windows and what drafts, and has the spot
+    trainer; `head` is the drafter in training. With a `stop_token`, a response is done when it has
+    that token; its length in `responses` is the upper bound. `agents` has the tool slots and
+    deadlines of all workers; `answer_ids` gives the tokens of an environment's answer to a turn.
+    `evaluates`: updates between evaluations that only take time, and that time.
     """
 
     def __init__(
@@ -82,14 +96,18 @@ class VllmWorker:
         deadline_s: float,
         start_deadline_s: float,
         tell: Callable[[dict[str, Any]], None],
-        setup: Any = None,
+        setup: DrafterSetup | None = None,
         held_load_s: float = 0.0,
         forced: Callable[[Sample], Forced] | None = None,
         stop_token: int | None = None,
         prompts: PromptKeys | None = None,
+        tail: Mapping[str, DrafterSetup] | None = None,
+        awaited_s: float = 0.0,
         agents: Agents | None = None,
         answer_ids: Callable[[Sample, Turn], tuple[int, ...]] | None = None,
         evaluates: tuple[int, float] = (0, 0.0),
+        drafting: Drafting | None = None,
+        head: SpotHead | None = None,
     ) -> None:
         self.policy_version, self.groups = 0, None
         self.index = index
@@ -108,12 +126,17 @@ class VllmWorker:
         self._deadline_s = deadline_s
         self._start_deadline_s = start_deadline_s
         self._tell = tell
-        self._setup = setup
+        self._drafters: dict[str | None, DrafterSetup] = {None: setup or DrafterSetup()}
+        self._drafters.update(tail or {})
+        self._setup = self._drafters[None]  # of the drafter that it has
         self._held_load_s = held_load_s
         self._evaluates = evaluates
         self._forced = forced
         self._stop_token = stop_token
         self._prompts = prompts or PromptKeys()
+        self._drafting, self._head = drafting, head
+        self._spot = drafting.spot if drafting else None
+        self._awaited_s = awaited_s
         self._turns = Turns(env, self, agents or Agents(env, PLAIN))
         self._answer_ids = answer_ids or (lambda sample, turn: (0,) * turn.observation_tokens)
         # Requests that the engine has back later: they wait for an environment, or were aborted by
@@ -127,6 +150,7 @@ class VllmWorker:
         self._asked: dict[int, tuple[EngineRequest, simpy.Event]] = {}
         self._watched: dict[int, simpy.Event] = {}
         self._loads: dict[int, _Load] = {}
+        self._changes: dict[int, _Change] = {}
         self._busy_since_s: float | None = None
         self._busy_kind = "rollout"
         self._tokens_before = 0
@@ -139,8 +163,16 @@ class VllmWorker:
         self._planned = False  # the scenario injects the loss, and notifies the dispatcher
         self._back: list[simpy.Event] = []
         self._restarts = 0
+        self.without_room = False  # nothing can run the engine that is to take the lost one's place
         env.listen(link.connection, self._hear, self._gone, self._awaits)
         env.check(self._look)
+        if self._setup.model_free:
+            self.draft("new_rollout", self._siblings_draft(0))
+
+    @property
+    def is_up(self) -> bool:
+        """True if the engine runs with the weights that were last requested."""
+        return self._state == "up"
 
     # Calls of a schedule.
 
@@ -157,6 +189,12 @@ class VllmWorker:
         response = self._responses[sample.uid]
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
         self._wake()
+        if self._spot is not None and not self._requests:
+            self._spot.serves(self.index, self._env.now)
+        window = None
+        if self._drafting is not None:
+            self._drafting.begins(sample)
+            window = self._drafting.budget(sample)
         request = EngineRequest(self._key(), response, event, before, length)
         self._requests[request.number] = self._here[sample.uid] = request
         had = tuple(request.token_ids)
@@ -181,6 +219,7 @@ class VllmWorker:
                     if turn.end_tokens <= len(had)
                 ),
                 waits,
+                window,
             )
         )
         return event
@@ -188,7 +227,7 @@ class VllmWorker:
     def _text(self, sample: Sample) -> int:
         """Return what a sample's drafts come from, as its engine knows it: its prompt, or its group
         in this step alone."""
-        if self._setup is None or self._setup.kind != "siblings":
+        if self._setup.kind != "siblings" and not self._setup.model_free:
             return sample.prompt_id
         return self._groups.setdefault(
             (sample.epoch, sample.step, sample.prompt_id), len(self._groups)
@@ -251,9 +290,14 @@ class VllmWorker:
         return self._env.event().succeed(EngineLoad(0, 0.0, len(self._here), 0, 0))
 
     def draft_with(self, drafter: str | None) -> simpy.Event:
-        raise InputError(
-            f"{self.link.name}: a vLLM engine holds one drafter; choose another --speculation"
-        )
+        event, self._setup = self._env.event(), self._drafters[drafter]
+        if self._state != "up":
+            return event.succeed()
+        key = self._key()
+        self._changes[key] = _Change(event, self._env.now, self._setup.loads)
+        self._command(host.DraftCall("configure", (self._setup, self.index)))
+        self._command(host.Ask(key, 0))  # of no request: answered when the drafter is there
+        return event
 
     def lend(self) -> simpy.Event:
         raise InputError(
@@ -346,13 +390,33 @@ class VllmWorker:
         self, version: int, running: LoadMode, event: simpy.Event | None, retry_s: float = 0.0
     ) -> None:
         key, folder = self._key(), self._weights(version)
+        if self._spot is not None and not self._requests:
+            self._spot.occupied([self.index], self._env.now)
         before = [self.policy_version, *(load.version for load in self._loads.values())][-1]
         every, evaluate_s = self._evaluates
         if event is None or not every or version // every == before // every:
             evaluate_s = 0.0
+        head = self._head.head(version) if self._head else ""
+        siblings = self._siblings_draft(version)
         held_s = self._held_load_s + self.load_delay_s + evaluate_s
         self._loads[key] = _Load(version, event, held_s, running == "start_over", evaluate_s)
-        self._command(host.LoadWeights(key, version, folder, running, held_s, retry_s))
+        awaited_s = self._awaited_s
+        self._command(
+            host.LoadWeights(
+                key, version, folder, running, held_s, retry_s, awaited_s, head, siblings
+            )
+        )
+
+    def _siblings_draft(self, version: int) -> bool:
+        """Return whether siblings draft in place of a model under these weights."""
+        if self._drafting is None or not self._setup.model_free:
+            return False
+        return self._drafting.drafts_from_siblings(version)
+
+    def _is_idle(self) -> None:
+        """Tell the spot trainer if the worker has nothing to serve."""
+        if self._spot is not None and not self._requests:
+            self._spot.idle(self.index, self._env.now)
 
     def _command(self, command: host.Command) -> None:
         """Queue a command: those of one instant are sent together, so that a batch does not begin
@@ -373,7 +437,9 @@ class VllmWorker:
 
     def _awaits(self) -> bool:
         """Return whether the engine has anything to report."""
-        return bool(self._requests or self._loads or self._asked or self._state == "starting")
+        starting = self._state == "starting" and not self.without_room
+        expected = self._requests or self._loads or self._asked or self._changes
+        return bool(expected or starting)
 
     def _hear(self, reports: Sequence[host.Report]) -> None:
         self._heard_s = self._env.wall_s()
@@ -394,17 +460,23 @@ class VllmWorker:
                 case host.Ended():
                     request = self._requests[report.number]
                     self._rest(request, self._time_s(report.at_s))
-                    request.event.succeed(self._finished(request, report))
+                    rollout = self._finished(request, report)
+                    self._is_idle()
+                    request.event.succeed(rollout)
                 case host.Loaded():
                     self._loaded(report)
                 case host.Reached():
                     self._answered(report)
                 case host.Ready():
                     self._ready()
+                case host.NoRoom(message):
+                    if not self.without_room:
+                        self._happened("no room", f"{message}; the others go on without it")
+                    self.without_room = True
                 case host.Failed(message, trace):
                     raise StoppedError(f"{self.link.name}: {message}") from RuntimeError(trace)
                 case host.Alive():
-                    pass
+                    self.without_room = False
 
     def _gained(self, report: host.Gained) -> None:
         request = self._requests[report.number]
@@ -435,9 +507,18 @@ class VllmWorker:
             self._recorder.span(self.index, "evaluate", finished_s, back_s, load.version)
         if rolling:
             self._open_rollout_span(back_s, self._busy_kind)
+        self._is_idle()
         load.event.succeed(WeightLoad(load.version, started_s, finished_s))
 
     def _answered(self, report: host.Reached) -> None:
+        if report.key in self._changes:
+            change, there_s = self._changes.pop(report.key), self._time_s(report.at_s)
+            if change.loads:
+                self._recorder.span(
+                    self.index, "load_drafter", change.asked_s, there_s, self.policy_version
+                )
+            change.event.succeed()
+            return
         if report.key in self._watched:
             self._watched.pop(report.key).succeed()
             return
@@ -482,6 +563,10 @@ class VllmWorker:
         self._recorder.request_ended(rollout, request.new_tokens)
         if done and self.on_done is not None:
             self.on_done(rollout)
+        if self._head is not None:
+            self._head.finished(rollout)
+        if self._drafting is not None:
+            self._drafting.observe(rollout, self._env.now)
         return rollout
 
     def _open_rollout_span(self, at_s: float, kind: str) -> None:
@@ -509,7 +594,7 @@ class VllmWorker:
     def _look(self) -> None:
         """Treat an engine that has work and sends no report as hung."""
         silent_s = self._env.wall_s() - self._heard_s
-        if self._state == "starting":
+        if self._state == "starting" and not self.without_room:
             what, deadline_s = "it was not up", self._start_deadline_s
         elif self._loads:
             what, deadline_s = "no weights were loaded", self._start_deadline_s
@@ -527,8 +612,7 @@ class VllmWorker:
     def _lost(self, kind: str, what: str) -> None:
         """Restart an engine after a loss that was not injected; raise `StoppedError` after too many
         losses."""
-        message = f"{self.link.name}: {what}"
-        self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": message})
+        message = self._happened(kind, what)
         self._restarts += 1
         if self._restarts > MOST_RESTARTS:
             raise StoppedError(f"{message}; it was lost {self._restarts} times; see its log")
@@ -539,6 +623,12 @@ class VllmWorker:
         self._down()
         self._restart()
 
+    def _happened(self, kind: str, what: str) -> str:
+        """Record what became of the engine, and return the line on it."""
+        message = f"{self.link.name}: {what}"
+        self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": message})
+        return message
+
     def _down(self) -> None:
         """End the process, if it runs, and all requests with their reported tokens; waiting weight
         loads fire."""
@@ -548,25 +638,30 @@ class VllmWorker:
             self._lost_since_s = self._env.now
             self._close_rollout_span(self._env.now)
         self._state = "down"
+        if self._spot is not None:
+            self._spot.occupied([self.index], self._env.now)
         for request in list(self._requests.values()):
             request.event.succeed(self._ended(request, done=False))
         for load in self._loads.values():
             if load.event is not None:
                 load.event.succeed(WeightLoad(load.version, self._env.now, self._env.now))
-        for _, event in self._asked.values():
+        for event in [
+            *(event for _, event in self._asked.values()),
+            *(change.event for change in self._changes.values()),
+        ]:
             event.succeed()
-        self._loads, self._asked, self._watched = {}, {}, {}
+        self._loads, self._asked, self._watched, self._changes = {}, {}, {}, {}
 
     def _restart(self) -> None:
-        self._state = "starting"
+        self._state, self.without_room = "starting", False
         self._heard_s = self._env.wall_s()
         self.link = self._start()
         self._env.listen(self.link.connection, self._hear, self._gone, self._awaits)
 
     def _ready(self) -> None:
         self._state = "loading"
-        if self._setup is not None:
-            self._command(host.DraftCall("configure", (self._setup,)))
+        if self._setup.kind != "none":
+            self._command(host.DraftCall("configure", (self._setup, self.index)))
         self._load(self._asked_version, "recompute", None)
 
     def _has_weights_again(self, load: WeightLoad) -> None:
@@ -576,6 +671,7 @@ class VllmWorker:
         self.policy_version = load.version
         self._state = "up"
         self._close_lost_span(self._env.now)
+        self._is_idle()
         if self._slowdown > 1.0:
             self._command(host.SlowDown(self._slowdown))
         if self.on_back is not None:

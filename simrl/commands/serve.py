@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
+import weakref
 import webbrowser
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -34,11 +35,12 @@ if TYPE_CHECKING:
 
     from simrl.commands.compare import Comparison
     from simrl.scenario.load import ScenarioFile
-    from simrl.simulate.cache import InputCache
 
 HOST = "127.0.0.1"
 SHARES = tuple(i / 16 for i in range(4, 16))
 MOST_REQUEST_BYTES = 1_000_000
+LONGEST_S = 60.0  # of an answer: the page is for choices that are seen at once
+KEPT = 8  # latest answers, of up to a hundred MB each
 GREY, PLAIN = {"opacity": "0.35"}, {"opacity": "1"}
 LOOK = "body { font: 14px system-ui, sans-serif; margin: 0 }"
 
@@ -136,10 +138,9 @@ def make_page(scenario: Path, overrides: Sequence[str] = ()) -> Dash:
         from dash import Dash
     except ImportError:
         raise InputError(f"simrl serve needs Dash; {install_command('serve')}") from None
-    from simrl.simulate.cache import InputCache
     from simrl.study.progress import compile_kernels
 
-    source = _Source(scenario, tuple(overrides), InputCache())
+    source = _Source(scenario, tuple(overrides))
     first = source.first_choice()
     compile_kernels([1])
     source.answer(first)  # errors of the file are raised before the page opens
@@ -160,13 +161,17 @@ def make_page(scenario: Path, overrides: Sequence[str] = ()) -> Dash:
 
 
 def _refuse_other_hosts() -> Any:
-    """Refuse a request that names another host, as a foreign page does by DNS rebinding."""
+    """Refuse a request that names another host, as a foreign page does by DNS rebinding, in its
+    header or as an address in place of a path, and one that names none (HTTP/1.0)."""
     from flask import abort, request
 
-    name = request.host.rpartition(":")[0] or request.host
+    host = request.environ.get("HTTP_HOST", "")
+    path = request.environ.get("RAW_URI", "/")
     origin = request.headers.get("Origin")
-    if name not in (HOST, "localhost") or (
-        origin is not None and origin.partition("://")[2] != request.host
+    if (
+        host.partition(":")[0] not in (HOST, "localhost")
+        or not path.startswith("/")
+        or (origin is not None and origin.partition("://")[2] != host)
     ):
         abort(403)
 
@@ -185,13 +190,19 @@ def _refuse_malformed(error: Exception) -> Any:
 
 
 class _Source:
-    """A scenario file that answers choices, one at a time; the latest answers are kept."""
+    """A scenario file that answers choices, one at a time, in a process that a later choice ends,
+    or `LONGEST_S`; the latest answers are kept."""
 
-    def __init__(self, path: Path, overrides: tuple[str, ...], inputs: InputCache) -> None:
-        self._path, self._overrides, self._inputs = path, overrides, inputs
+    def __init__(self, path: Path, overrides: tuple[str, ...]) -> None:
+        from simrl.study.executors import Processes
+
+        self._path, self._overrides = path, overrides
         self._one_at_a_time = threading.Lock()
-        self._kept = lru_cache(maxsize=64)(self._simulated)
-        self._drawn = lru_cache(maxsize=64)(
+        self._process = Processes(1, stay=True)
+        weakref.finalize(self, self._process.end)
+        self._latest: Choice | None = None
+        self._kept = lru_cache(maxsize=KEPT)(self._simulated)
+        self._drawn = lru_cache(maxsize=KEPT)(
             lambda choice, name: self._kept(choice).compared.timeline(name, steps=2)._repr_png_()
         )
 
@@ -208,7 +219,9 @@ class _Source:
         return Choice(tuple(systems), sizes.pop() if len(sizes) == 1 else None, None, None, None)
 
     def answer(self, choice: Choice) -> Answer:
-        """Return the answer to a choice. Raise `InputError` for one that cannot be simulated."""
+        """Return the answer to a choice. Raise `InputError` for one that cannot be simulated, and
+        `StoppedError` where another follows before its answer is there, or it takes too long."""
+        self._latest = choice
         with self._one_at_a_time:
             return self._kept(choice)
 
@@ -224,16 +237,35 @@ class _Source:
         return ScenarioFile(self._path, [override(text) for text in settings])
 
     def _simulated(self, choice: Choice) -> Answer:
-        from simrl.commands.compare import simulate_all
-        from simrl.study.compare import Beside, without_colocated
-        from simrl.systems.recipes import parameters_of
+        from simrl.study.executors import each
 
         began_s = perf_counter()
+
+        def why_stop() -> str:
+            if self._latest != choice:
+                return "another choice followed; its answer comes"
+            if perf_counter() - began_s > LONGEST_S:
+                return f"takes longer than {LONGEST_S:g} s; choose fewer updates or GPUs, or run simrl compare"
+            return ""
+
         file = self._file([*self._overrides, *choice.settings()])
-        scenarios, _ = without_colocated(file.scenarios(parameters_of=parameters_of))
-        compared = simulate_all(scenarios, self._inputs, 1, None, Beside(False, False, False))
-        written = yaml.safe_dump(file.data(parameters_of), sort_keys=False, allow_unicode=True)
-        return Answer(compared, written, perf_counter() - began_s)
+        [(_, answer)] = each(_answer, [file], self._process, why_stop)
+        return answer
+
+
+def _answer(file: ScenarioFile) -> Answer:
+    """Return the answer to the choice that a file and its settings make."""
+    from simrl.commands.compare import simulate_all
+    from simrl.study.compare import Beside, without_colocated
+    from simrl.study.executors import inputs_of_this_process
+    from simrl.systems.recipes import parameters_of
+
+    began_s = perf_counter()
+    scenarios, _ = without_colocated(file.scenarios(parameters_of=parameters_of))
+    inputs, beside = inputs_of_this_process(), Beside(False, False, False)
+    compared = simulate_all(scenarios, inputs, 1, None, beside)
+    written = yaml.safe_dump(file.data(parameters_of), sort_keys=False, allow_unicode=True)
+    return Answer(compared, written, perf_counter() - began_s)
 
 
 def _layout(path: Path, first: Choice) -> Any:

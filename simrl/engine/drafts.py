@@ -278,6 +278,32 @@ HAVING, BEGINS = np.arange(2)
 
 
 @inlined
+def begin_verification(q: Request, right: int, most: int) -> None:
+    """Put a window of drafted tokens into verification, the first `right` of which are right; at
+    most `most` of them are computed."""
+    # Computed are the token known last and all drafted ones; decoupled, the last is not: nobody
+    # asks what follows it.
+    q.drafted = min(q.window if q.coupled == 1 else q.window - 1, most)
+    q.accepted = min(right, q.drafted)
+    q.proposed = 1
+    q.in_verification = q.window
+    q.right = right
+    q.ahead -= q.window
+    if q.coupled == 1:  # what was drafted beyond may contradict the bonus token
+        q.ahead = 0
+        q.drafting = 0
+
+
+@inlined
+def most_unverified(q: Request) -> int:
+    """Return how many drafted tokens of a request may be unverified."""
+    bound = 2 * q.window
+    if q.coupled == 1:
+        bound = q.window if q.in_verification == 0 else 0
+    return bound
+
+
+@inlined
 def take_window(
     q: Request, t: Totals, most: int, runs: Runs, logs: Floats, landed: bool, meanwhile: Ints
 ) -> bool:
@@ -297,22 +323,10 @@ def take_window(
             right = levels_accepted(luck, q.hardness * t.drift, logs, window)
         else:
             _, right = draft(q.source, q.at, q.generated, window, 1.0, runs, logs)
-        # Computed are the token known last and all drafted ones; decoupled, the last is not: nobody
-        # asks what follows it.
-        q.drafted = min(window if q.coupled == 1 else window - 1, most)
-        q.accepted = min(right, q.drafted)
-        q.proposed = 1
-        q.in_verification = window
-        q.right = right
-        q.ahead -= window
-        if q.coupled == 1:  # what was drafted beyond may contradict the bonus token
-            q.ahead = 0
-            q.drafting = 0
+        begin_verification(q, right, most)
     else:
         q.waits_for_drafts = 1
-    bound = 2 * window
-    if q.coupled == 1:
-        bound = window if q.in_verification == 0 else 0
+    bound = most_unverified(q)
     unverified = q.in_verification + q.ahead + q.drafting
     q.may = max(bound - unverified, 0)
     t.flying += q.drafting
@@ -396,7 +410,7 @@ def is_due(q: Request, every: int) -> bool:
     return bool(every > 0 and (q.stop_at - q.left) // every < q.generated // every)
 
 
-@lean
+@inlined
 def reconfigure(r: Requests, t: Totals, d: Decoding, q: Request) -> None:
     """Give a request the window and the mode that suit its acceptance beside the others'."""
     total, known = 0.0, 0

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import BaseModel, Field, create_model
 
 from simrl.errors import InputError, refuse
-from simrl.validation import validated
+from simrl.validation import Model, validated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ STATUSES = ("trained", "dropped", "buffered", "in_flight", "evaluation")
 SAME_S = 1e-9  # relative: instants that differ only by rounding
 
 
-class _Facts(BaseModel, extra="allow", allow_inf_nan=False, strict=True):
+class _Facts(Model, extra="allow", strict=True):
     """An object of a result's metadata; unknown keys are allowed and ignored."""
 
 
@@ -55,6 +55,7 @@ _AMOUNT: Any = Annotated[float, Field(ge=0, le=LARGEST)]
 _SOURCE: Any = _facts((str, "kind source"))
 _DRAFTS = _facts((str, "method"), (str | _SOURCE, "acceptance"), (_SOURCE, "draft_times"))
 _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
+    (GenericAlias(dict, (str, str)), "tables?"),
     (
         str,
         "label? system? variant? scenario?.model scenario?.system.name scenario?.cluster.gpu speculation?.method",

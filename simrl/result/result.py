@@ -36,7 +36,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from simrl.errors import InputError, first_line, meant
-from simrl.files import BROKEN_SEAL, is_broken, read_parquet, sealed, write_table
+from simrl.files import BROKEN_SEAL, is_broken, read_parquet, seal_of, sealed, write_table
 from simrl.result.check import check_metadata, checked_tables
 
 METADATA_FILE = "result.json"
@@ -193,18 +193,22 @@ class Result:
     metadata: dict[str, Any]
 
     def write(self, folder: Path) -> None:
-        """Write one Parquet file a table and the metadata as JSON into a folder that exists."""
-        for name in TABLES:
-            write_table(getattr(self, name), folder / f"{name}.parquet")
+        """Write one Parquet file a table and the metadata as JSON into a folder that exists. The
+        metadata's seal covers the tables' seals."""
+        seals = {
+            name: write_table(getattr(self, name), folder / f"{name}.parquet") for name in TABLES
+        }
+        content = sealed({**self.metadata, "tables": seals})
         (folder / METADATA_FILE).write_text(
-            json.dumps(sealed(self.metadata), indent=1, sort_keys=True, ensure_ascii=False) + "\n",
+            json.dumps(content, indent=1, sort_keys=True, ensure_ascii=False) + "\n",
             encoding="utf-8",
         )
 
 
 def read_result(folder: str | Path) -> Result:
     """Return the result that `Result.write` wrote. Raise `InputError` for a folder without a
-    result, or with tables that do not hold together (`simrl.result.check`)."""
+    result, with parts of several runs, or with tables that do not hold together
+    (`simrl.result.check`)."""
     folder = Path(folder)
     if not (folder / METADATA_FILE).is_file():
         if (folder / "sweep.json").exists():
@@ -224,7 +228,13 @@ def read_result(folder: str | Path) -> Result:
         raise InputError(
             f"{folder}/{METADATA_FILE}: {BROKEN_SEAL}; simulate again, or remove its sha256"
         )
-    metadata.pop("sha256", None)
+    seals = metadata.pop("tables", None)
+    for name in TABLES if metadata.pop("sha256", None) and seals else ():
+        if seal_of(folder / f"{name}.parquet") != seals.get(name):
+            raise InputError(
+                f"{folder}/{name}.parquet: belongs to another run than {METADATA_FILE}; simulate "
+                "again, or bring the files of one run together"
+            )
     return Result(
         metadata=metadata,
         **checked_tables(tables, TABLES, metadata.get("end_s", math.inf), str(folder)),

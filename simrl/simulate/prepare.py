@@ -83,7 +83,8 @@ class Prepared(Deployment):
     @property
     def deployment(self) -> Deployment:
         """The part that drafters know."""
-        return Deployment(self.model, self.gpu, self.tp, self.profile, self.trace)
+        most_tokens = self.max_num_batched_tokens
+        return Deployment(self.model, self.gpu, self.tp, self.profile, self.trace, most_tokens)
 
     @property
     def has_turns(self) -> bool:
@@ -701,7 +702,7 @@ def _deployment(
     profile = covering(
         inputs.profile(scenario, model, gpu), tokens, *limits, tokens if drafts else 0, model, gpu
     )
-    return Deployment(model, gpu, scenario.cluster.tp, profile, trace)
+    return Deployment(model, gpu, scenario.cluster.tp, profile, trace, tokens)
 
 
 def _evaluation_trace(scenario: Scenario, inputs: InputCache) -> Trace | None:

@@ -13,14 +13,15 @@ from simrl.trace.trace import Trace
 
 @dataclass(frozen=True)
 class Deployment:
-    """A model on GPUs of one kind, `tp` of them a worker; the profile belongs to this model, GPU
-    and tp."""
+    """A model on GPUs of one kind, `tp` of them a worker, in passes of at most
+    `max_num_batched_tokens`; the profile belongs to this model, GPU and tp."""
 
     model: ModelShape
     gpu: Gpu
     tp: int
     profile: TableProfile
     trace: Trace
+    max_num_batched_tokens: int
 
 
 def typical_context_tokens(trace: Trace) -> int:

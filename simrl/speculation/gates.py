@@ -37,15 +37,18 @@ def batch_gate(
     rule: WindowRule,
     kv_tokens: float,
     most_sequences: int,
+    most_tokens: int,
 ) -> Ints:
     """Return the largest batch at which speculating yields more tokens per second than plain
     decoding, for acceptance rates of 0, 1, … 100 %; 0 where no batch does. Shape (101,).
 
     Every sequence of the batch, `kv_tokens` long, drafts the mean length of `typical_drafts`.
-    Batches go up to `most_sequences`, verified tokens up to the profile's. Where speculation pays
-    at some batches but not at smaller ones (the cache of many long sequences is read once for
-    several tokens), the smaller ones count as paying: a gate has one threshold. Raise `InputError`
-    where the profile or the draft times do not cover `most_sequences` or `kv_tokens`.
+    Batches go up to `most_sequences`. A pass has room for `most_tokens` (fewer, if the profile
+    ends there): of a batch whose drafts do not fit, those that fit are verified and the others
+    wait, as in vLLM's scheduler. Where speculation pays at some batches but not at smaller ones
+    (the cache of many long sequences is read once for several tokens), the smaller ones count as
+    paying: a gate has one threshold. Raise `InputError` where the profile or the draft times do
+    not cover `most_sequences` or `kv_tokens`.
     """
     profile.require_covers(most_sequences, most_sequences, int(kv_tokens))
     if most_sequences < 1 or most_sequences > draft_times.sequences[-1]:
@@ -53,7 +56,7 @@ def batch_gate(
             f"batch gate: up to {most_sequences} sequences, draft times are given for 1 to {draft_times.sequences[-1]:.0f}"
         )
     t = profile.even
-    most_tokens = min(t.dense_tokens[-1], t.sampled_sequences[-1])
+    room = min(most_tokens, t.dense_tokens[-1], t.sampled_sequences[-1])
     batches = np.arange(1.0, most_sequences + 1)
     attention_s = np.array(
         [interpolate4(*t[4:9], (0.0, 0.0, b, float(kv_tokens))) for b in batches]
@@ -63,20 +66,20 @@ def batch_gate(
         for s in (draft_times.round_s, draft_times.step_s)
     )
 
-    def pass_s(positions: Floats) -> Floats:
+    def pass_s(sequences: Floats, positions: Floats) -> Floats:
         dense_s = np.interp(positions, t.dense_tokens, t.dense_s)
         sampled_s = np.interp(positions, t.sampled_sequences, t.sampled_s)
-        kernels_s = dense_s + sampled_s + attention_s
-        launched_s = t.least_pass_s + t.least_sequence_s * batches
+        kernels_s = dense_s + sampled_s + np.interp(sequences, batches, attention_s)
+        launched_s = t.least_pass_s + t.least_sequence_s * sequences
         return np.maximum(kernels_s, launched_s) + t.between_passes_s
 
-    plain_s = pass_s(batches)
+    plain_s = pass_s(batches, batches)
     thresholds = np.zeros(RATES, dtype=np.int64)
     for percent, drafted in enumerate(typical_drafts(rule)):
-        positions = batches * (drafted + 1.0)
-        round_trip_s = pass_s(positions) + round_s + drafted * step_s
-        tokens = 1.0 + percent / 100.0 * drafted
-        pays = (tokens * plain_s > round_trip_s) & (positions <= most_tokens)
+        verified = np.minimum(batches, max(room // (drafted + 1.0), 1.0))
+        round_trip_s = pass_s(verified, verified * (drafted + 1.0)) + round_s + drafted * step_s
+        tokens = verified * (1.0 + percent / 100.0 * drafted)
+        pays = tokens * plain_s > batches * round_trip_s
         thresholds[percent] = int(batches[pays].max()) if pays.any() else 0
     return thresholds
 

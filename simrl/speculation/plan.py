@@ -429,7 +429,7 @@ def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
     arms = [
         (
             tree_log_acceptances(acceptance, strategy),
-            profile.verify_s(1, strategy.tokens_to_verify - 1, kv_tokens)
+            profile.verify_s(1, strategy.verified_tokens - 1, kv_tokens)
             + times.draft_s(1, strategy.draft_depth),
         )
         for strategy, times in zip(speculation.strategies.strategies, plan.tree_times, strict=True)
@@ -526,7 +526,14 @@ def draft_costs(plan: DraftPlan, deployment: Deployment, max_num_seqs: int) -> D
     if gate == "batch" or isinstance(gate, Toggle):
         kv_tokens = typical_context_tokens(deployment.trace)
         window = plan.speculation.window.rule
-        largest = batch_gate(deployment.profile, times, window, kv_tokens, max_num_seqs)
+        largest = batch_gate(
+            deployment.profile,
+            times,
+            window,
+            kv_tokens,
+            max_num_seqs,
+            deployment.max_num_batched_tokens,
+        )
     return DraftCosts(times.sequences, times.round_s, times.step_s, largest)
 
 

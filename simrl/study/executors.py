@@ -14,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import traceback
 from collections import Counter, deque
@@ -46,6 +47,7 @@ TRIES = 2
 RAY_TRIES = 5  # nodes may go one after the other
 IN_FLIGHT = 2  # points on their way for each CPU of a cluster
 ANSWER_S = 5.0
+ASKED_EVERY_S = 0.05  # whether to stop
 OUT_OF_MEMORY = "out of memory; try fewer --jobs"
 
 
@@ -112,10 +114,15 @@ class Processes:
         return self.results(partial(_simulate, inputs=self._inputs), points, TRIES)
 
     def results(
-        self, work: Callable[[A], T], tasks: Sequence[A], tries: int = 1
+        self,
+        work: Callable[[A], T],
+        tasks: Sequence[A],
+        tries: int = 1,
+        why_stop: Callable[[], str] | None = None,
     ) -> Generator[tuple[int, T | LostTask], None, None]:
         """Yield (place, `work(task)`) of each task, in any order; tasks begin in their order.
-        Raises what `work` raises."""
+        Raises what `work` raises, and `StoppedError` as soon as `why_stop` gives a reason: busy
+        processes end then."""
         todo = deque((i, 1) for i in range(len(tasks)))  # with the number of the try
         busy: dict[Connection, tuple[_Process, int, int]] = {}
         try:
@@ -129,7 +136,10 @@ class Processes:
                         OSError
                     ):  # it has died, which its pipe says when the result is awaited
                         process.connection.send(message)
-                for connection in wait(list(busy)):
+                finished = wait(list(busy), ASKED_EVERY_S if why_stop else None)
+                if why_stop and (reason := why_stop()):
+                    raise StoppedError(reason)
+                for connection in finished:
                     assert isinstance(connection, Connection)
                     process, i, attempt = busy.pop(connection)
                     try:
@@ -180,6 +190,7 @@ class _Process:
 
 def _serve(connection: Connection) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # also where a thread has started the process
     compile_training()  # loaded before the first task comes
     with suppress(EOFError, OSError):  # the other end is closed
         while True:
@@ -243,14 +254,17 @@ def _end_with_parent() -> None:
 
 
 def each(
-    work: Callable[[A], T], tasks: Sequence[A], pool: Processes | None
+    work: Callable[[A], T],
+    tasks: Sequence[A],
+    pool: Processes | None,
+    why_stop: Callable[[], str] | None = None,
 ) -> Generator[tuple[int, T], None, None]:
     """Yield (place, `work(task)`) of each task, from a pool in any order, or here. Raises
-    `StoppedError` if a process dies."""
+    `StoppedError` if a process dies, or for a reason (`Processes.results`)."""
     if pool is None:
         yield from ((i, work(task)) for i, task in enumerate(tasks))
         return
-    with closing(pool.results(work, tasks)) as results:
+    with closing(pool.results(work, tasks, why_stop=why_stop)) as results:
         for i, result in results:
             if isinstance(result, LostTask):
                 raise StoppedError(
@@ -277,6 +291,7 @@ class RayCluster:
         losses = Counter[int]()  # by place
         try:
             while todo or pending:
+                _require_head()
                 most = IN_FLIGHT * max(int(ray.cluster_resources().get("CPU", 1)), 1)
                 while todo and len(pending) < most:
                     i = todo.popleft()
@@ -291,7 +306,7 @@ class RayCluster:
                             stored[digest],
                         )
                     pending[simulate.remote(points[i], points[i].code["code"], files)] = i
-                for reference in ray.wait(list(pending))[0]:
+                for reference in ray.wait(list(pending), timeout=ANSWER_S)[0]:
                     i, outcome = pending.pop(reference), _fetched(reference)
                     if isinstance(outcome, str):
                         losses[i] += 1
@@ -308,6 +323,21 @@ class RayCluster:
         finally:
             for reference in pending:
                 ray.cancel(reference, force=True)
+
+
+def _require_head() -> None:
+    """Raise `InputError` if the cluster's head does not answer: Ray itself ends this process a
+    minute later, without a word on what is kept."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+    except OSError as error:
+        raise InputError(
+            f"--ray: the head of the cluster at {host}:{port} does not answer any more ({first_line(error)}); the points so "
+            "far are kept: give the command again, with another cluster or without --ray"
+        ) from error
 
 
 def _fetched(reference: Any) -> Outcome | LostTask | str:

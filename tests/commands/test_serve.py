@@ -2,7 +2,9 @@
 
 import json
 import re
+import socket
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -13,10 +15,10 @@ import pytest
 import yaml
 
 import simrl as simrl_package
+from simrl.commands import serve
 from simrl.commands.serve import Choice, _checked, _label, _Source, make_page
-from simrl.errors import InputError
+from simrl.errors import InputError, StoppedError
 from simrl.scenario.load import load_scenarios
-from simrl.simulate.cache import InputCache
 from tests.browser import Browser
 from tests.command_line import CommandLine
 
@@ -26,7 +28,7 @@ CHOICE = Choice(("one_step_off", "areal"), 16, 0.5, 2, 4)
 
 
 def source(*settings: str) -> _Source:
-    return _Source(EXAMPLE, tuple(settings), InputCache())
+    return _Source(EXAMPLE, tuple(settings))
 
 
 @contextmanager
@@ -43,6 +45,12 @@ def served(*settings: str) -> Iterator[str]:
         server.shutdown()
         thread.join(10)
         server.server_close()
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with served(*FIRST) as address:
+        yield address
 
 
 def fetched(address: str, **headers: str) -> tuple[int, str]:
@@ -77,7 +85,7 @@ def test_the_page_begins_with_the_rows_of_a_comparison_of_the_file_each_system_a
     file = tmp_path / "reasoning.yaml"
     file.write_text(text.partition("\nvary:")[0], encoding="utf-8")
     settings = ["model=qwen3-8b", "cluster.tp=1", "steps=4", "warmup_steps=1"]
-    page = _Source(file, tuple(settings), InputCache())
+    page = _Source(file, tuple(settings))
     first = page.first_choice()
     assert first.systems[1:] == (
         '{"name": "one_step_off", "rollout_share": 0.6875}',
@@ -115,7 +123,7 @@ def test_the_scenario_that_the_page_hands_out_is_the_one_it_shows(tmp_path: Path
         ("areal", 16, 4),
     ]
     assert [s.system.parameters["rollout_share"] for s in scenarios] == [0.5, 0.5]
-    again = _Source(file, (), InputCache()).answer(CHOICE)
+    again = _Source(file, ()).answer(CHOICE)
     assert again.compared.rows == answer.compared.rows
     assert "vary" not in yaml.safe_load(answer.scenario)
 
@@ -132,12 +140,55 @@ def test_the_page_begins_with_what_the_file_says() -> None:
     assert source("cluster.gpus=16").first_choice().gpus == 16
 
 
-def test_a_page_of_another_host_is_not_answered() -> None:
-    with served(*FIRST) as address:
-        status, page = fetched(address)
-        assert status == 200 and "<title>" in page
-        assert fetched(address, Host="simrl.example.com")[0] == 403
-        assert fetched(address, Origin="http://simrl.example.com")[0] == 403
+def test_a_page_of_another_host_is_not_answered(address: str) -> None:
+    status, page = fetched(address)
+    assert status == 200 and "<title>" in page
+    assert fetched(address, Host="simrl.example.com")[0] == 403
+    assert fetched(address, Origin="http://simrl.example.com")[0] == 403
+
+
+@pytest.mark.parametrize(
+    "request_line",
+    ["GET / HTTP/1.0", "GET http://127.0.0.1:{port}/ HTTP/1.1\r\nHost: simrl.example.com"],
+)
+def test_a_page_of_another_host_is_not_answered_in_any_form_of_a_request(
+    address: str, request_line: str
+) -> None:
+    port = int(address.rstrip("/").rpartition(":")[2])
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+        connection.sendall(
+            f"{request_line.format(port=port)}\r\nConnection: close\r\n\r\n".encode()
+        )
+        assert b" 403 " in connection.recv(100)
+
+
+def test_an_answer_that_takes_too_long_is_given_up_and_the_next_choice_is_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    page = source(*FIRST)
+    expected = page.answer(CHOICE).compared.names  # the process has started
+    monkeypatch.setattr(serve, "LONGEST_S", 0.5)
+    with pytest.raises(StoppedError, match=r"takes longer than 0.5 s; choose fewer updates"):
+        page.answer(CHOICE._replace(updates=200_000))
+    monkeypatch.undo()
+    assert page.answer(CHOICE).compared.names == expected
+
+
+def test_a_later_choice_ends_the_answer_to_an_earlier_one() -> None:
+    page, reasons = source(*FIRST), list[str]()
+    page.answer(CHOICE)
+
+    def long() -> None:
+        with pytest.raises(StoppedError) as stopped:
+            page.answer(CHOICE._replace(updates=200_000))
+        reasons.append(str(stopped.value))
+
+    thread = threading.Thread(target=long)
+    thread.start()
+    time.sleep(1.0)  # it is being simulated
+    assert page.answer(CHOICE._replace(eta=1)).compared.names
+    thread.join(20)
+    assert reasons == ["another choice followed; its answer comes"]
 
 
 @pytest.mark.parametrize(
@@ -159,45 +210,43 @@ def test_a_request_with_a_value_of_another_type_is_answered_in_a_line(
         _checked(tuple(values.values()))
 
 
-def test_a_request_of_many_megabytes_is_refused() -> None:
-    with served(*FIRST) as address:
-        body = json.dumps({"output": "x" * 2_000_000}).encode()
-        request = urllib.request.Request(
-            f"{address}_dash-update-component",
-            body,
-            {"Content-Type": "application/json"},
-            method="POST",
-        )
-        with pytest.raises(urllib.error.HTTPError, match="413"):
-            urllib.request.urlopen(request, timeout=20)
+def test_a_request_of_many_megabytes_is_refused(address: str) -> None:
+    body = json.dumps({"output": "x" * 2_000_000}).encode()
+    request = urllib.request.Request(
+        f"{address}_dash-update-component",
+        body,
+        {"Content-Type": "application/json"},
+        method="POST",
+    )
+    with pytest.raises(urllib.error.HTTPError, match="413"):
+        urllib.request.urlopen(request, timeout=20)
 
 
 def test_a_request_that_the_page_never_sends_is_refused_in_a_line_and_logs_nothing(
+    address: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with served(*FIRST) as address:
-        for path, body in [
-            *(
-                ("_dash-update-component", body)
-                for body in (b"[]", b"null", b'{"output":1}', b'{"output":"nowhere.value"}')
-            ),
-            ("_dash-component-suites/os/environ", None),
-            ("_dash-component-suites/dash/dcc/%00", None),
-        ]:
-            request = urllib.request.Request(
-                f"{address}{path}", body, {"Content-Type": "application/json"}
-            )
-            with pytest.raises(urllib.error.HTTPError, match="400"):
-                urllib.request.urlopen(request, timeout=20)
-        assert fetched(address)[0] == 200
+    for path, body in [
+        *(
+            ("_dash-update-component", body)
+            for body in (b"[]", b"null", b'{"output":1}', b'{"output":"nowhere.value"}')
+        ),
+        ("_dash-component-suites/os/environ", None),
+        ("_dash-component-suites/dash/dcc/%00", None),
+    ]:
+        request = urllib.request.Request(
+            f"{address}{path}", body, {"Content-Type": "application/json"}
+        )
+        with pytest.raises(urllib.error.HTTPError, match="400"):
+            urllib.request.urlopen(request, timeout=20)
+    assert fetched(address)[0] == 200
     assert "Traceback" not in caplog.text
 
 
-def test_the_page_names_no_other_address_to_load_from() -> None:
-    with served(*FIRST) as address:
-        page = fetched(address)[1]
-        loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
-        assert loaded and not [each for each in loaded if re.match(r"(\w+:)?//", each)]
+def test_the_page_names_no_other_address_to_load_from(address: str) -> None:
+    page = fetched(address)[1]
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert loaded and not [each for each in loaded if re.match(r"(\w+:)?//", each)]
 
 
 def test_a_file_that_cannot_be_executed_is_refused_before_the_page_opens(
@@ -215,30 +264,29 @@ def browser() -> Iterator[Browser]:
     browser.quit()
 
 
-def test_a_reader_changes_the_page_and_is_told_of_bad_input_in_it(browser: Browser) -> None:
-    with served(*FIRST) as address:
-        driver = browser.driver
-        driver.get(address)
-        browser.wait("(document.querySelector('#table') || {}).srcdoc?.includes('areal')", 60)
-        browser.wait(
-            "(document.querySelector('#timeline') || {}).src?.startsWith('data:image/png')", 60
-        )
-        before = browser.js("return document.querySelector('#timeline').src")
+def test_a_reader_changes_the_page_and_is_told_of_bad_input_in_it(
+    address: str, browser: Browser
+) -> None:
+    driver = browser.driver
+    driver.get(address)
+    browser.wait("(document.querySelector('#table') || {}).srcdoc?.includes('areal')", 60)
+    browser.wait(
+        "(document.querySelector('#timeline') || {}).src?.startsWith('data:image/png')", 60
+    )
+    before = browser.js("return document.querySelector('#timeline').src")
 
-        def type_gpus(text: str) -> None:
-            field = driver.find_element("id", "gpus")
-            field.send_keys("\ue009a")  # Ctrl-A
-            field.send_keys(text, "\ue007")  # Enter
+    def type_gpus(text: str) -> None:
+        field = driver.find_element("id", "gpus")
+        field.send_keys("\ue009a")  # Ctrl-A
+        field.send_keys(text, "\ue007")  # Enter
 
-        type_gpus("32")
-        browser.wait("document.querySelector('#scenario').textContent.includes('gpus: 32')", 60)
-        browser.wait(f"document.querySelector('#timeline').src.length != {len(before)}", 60)
-        type_gpus("1")
-        browser.wait("document.querySelector('#error').textContent.includes('use more GPUs')", 60)
-        assert browser.js("return document.querySelector('#answer').style.opacity") == "0.35"
-        type_gpus("16")
-        browser.wait("document.querySelector('#error').textContent === ''", 60)
-        loaded = browser.js(
-            "return performance.getEntriesByType('resource').map(each => each.name)"
-        )
-        assert loaded and all(each.startswith((address, "data:")) for each in loaded)
+    type_gpus("32")
+    browser.wait("document.querySelector('#scenario').textContent.includes('gpus: 32')", 60)
+    browser.wait(f"document.querySelector('#timeline').src.length != {len(before)}", 60)
+    type_gpus("1")
+    browser.wait("document.querySelector('#error').textContent.includes('use more GPUs')", 60)
+    assert browser.js("return document.querySelector('#answer').style.opacity") == "0.35"
+    type_gpus("16")
+    browser.wait("document.querySelector('#error').textContent === ''", 60)
+    loaded = browser.js("return performance.getEntriesByType('resource').map(each => each.name)")
+    assert loaded and all(each.startswith((address, "data:")) for each in loaded)

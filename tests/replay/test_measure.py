@@ -589,7 +589,7 @@ def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path)
         inputs = SpeculationInputs(draft_profile=str(path), draft_round_s=0)
         profile = roofline_profile(target, GPUS[gpu])
         return plan_drafting(
-            draft_model(), inputs, Deployment(target, GPUS[gpu], 1, profile, trace), 8
+            draft_model(), inputs, Deployment(target, GPUS[gpu], 1, profile, trace, 8192), 8
         )
 
     drafter = TableProfile(
@@ -610,7 +610,9 @@ def test_a_measured_draft_model_takes_the_place_of_a_derived_one(tmp_path: Path)
 
 def test_what_a_round_of_drafts_takes_besides_its_passes_is_an_input() -> None:
     target, trace = MODELS["qwen3-8b"], random_groups(2, epochs=1)
-    deployment = Deployment(target, GPUS["h100"], 1, roofline_profile(target, GPUS["h100"]), trace)
+    deployment = Deployment(
+        target, GPUS["h100"], 1, roofline_profile(target, GPUS["h100"]), trace, 8192
+    )
 
     def draft_s(inputs: SpeculationInputs) -> float:
         return plan_drafting(draft_model(), inputs, deployment, 8).times.draft_s(4, 3)

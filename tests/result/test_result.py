@@ -1,6 +1,7 @@
 """The recorder and the tables that it makes."""
 
 import json
+import shutil
 
 import pytest
 
@@ -130,6 +131,21 @@ def test_a_result_reads_as_it_was_written_also_without_samples(tmp_path):
         assert again.metadata == result.metadata == {"label": "η", "gpus": 1, "end_s": 10.0}
         for table in TABLES:
             assert getattr(again, table).equals(getattr(result, table)), table
+
+
+def test_parts_of_two_runs_are_no_result(tmp_path):
+    """Each file has its own seal, and all are whole."""
+    for name, ended_s in (("one", 2.0), ("other", 3.0)):
+        record = recorder()
+        record.span(0, "rollout", 1.0, ended_s, 0, 3)
+        (tmp_path / name).mkdir()
+        record.result(10.0, {}).write(tmp_path / name)
+    for part in ("spans.parquet", "result.json"):
+        mixed = tmp_path / f"mixed {part}"
+        shutil.copytree(tmp_path / "one", mixed)
+        shutil.copy(tmp_path / "other" / part, mixed / part)
+        with pytest.raises(InputError, match=r"spans.parquet: belongs to another run"):
+            read_result(mixed)
 
 
 def test_a_folder_that_holds_no_result_is_refused_in_one_line(tmp_path):

@@ -61,11 +61,15 @@ def test_windows_settle_at_their_bounds_where_all_or_nothing_is_accepted():
         assert (np.diff(drafts) >= -1e-9).all()
 
 
+ROOM = 256  # tokens of a pass
+
+
 def pays(profile, times, batch, drafted, rate, kv_tokens):
     """The definition, by the profile's own functions."""
     plain = batch / profile.decode_s(batch, kv_tokens)
-    seconds = profile.verify_s(batch, drafted, kv_tokens) + times.draft_s(batch, drafted)
-    return batch * (1 + rate * drafted) / seconds > plain
+    verified = min(batch, ROOM // (drafted + 1))
+    seconds = profile.verify_s(verified, drafted, kv_tokens) + times.draft_s(batch, drafted)
+    return verified * (1 + rate * drafted) / seconds > plain
 
 
 @pytest.mark.parametrize(
@@ -75,9 +79,9 @@ def pays(profile, times, batch, drafted, rate, kv_tokens):
 )
 def test_thresholds_are_the_largest_batches_at_which_speculating_yields_more(times: DraftTimes):
     profile, window = toy_profile(), Fixed(tokens=4)
-    thresholds = batch_gate(profile, times, window.rule, kv_tokens=2000, most_sequences=51)
+    thresholds = batch_gate(profile, times, window.rule, 2000, most_sequences=120, most_tokens=ROOM)
     for percent in (0, 20, 40, 60, 80, 100):
-        paying = [b for b in range(1, 52) if pays(profile, times, b, 4, percent / 100, 2000)]
+        paying = [b for b in range(1, 121) if pays(profile, times, b, 4, percent / 100, 2000)]
         assert thresholds[percent] == max(paying, default=0)
     assert thresholds[0] == 0  # what accepts nothing never pays
     assert (np.diff(thresholds) >= 0).all()
@@ -85,42 +89,51 @@ def test_thresholds_are_the_largest_batches_at_which_speculating_yields_more(tim
 
 def test_a_dearer_drafter_shuts_the_gate_earlier():
     rule = Fixed(tokens=4).rule
-    free = batch_gate(toy_profile(), FREE, rule, 2000, 51)
+    free = batch_gate(toy_profile(), FREE, rule, 2000, 51, ROOM)
     dear = batch_gate(
         toy_profile(),
         replace(text_drafts(), round_s=1e-4 * text_drafts().sequences),
         rule,
         2000,
         51,
+        ROOM,
     )
     assert (dear <= free).all() and dear.sum() < free.sum()
 
 
-def test_a_gate_verifies_no_more_tokens_than_a_pass_may_have():
-    rule = Fixed(tokens=4).rule
-    assert (
-        batch_gate(toy_profile(), FREE, rule, 2000, 256)[100] == 256 // 5
-    )  # the toy samples up to 256 positions
+def test_drafts_that_do_not_fit_a_pass_wait_and_may_still_pay():
+    rule, profile = Fixed(tokens=4).rule, toy_profile()  # the toy samples up to 256 positions
+    open_to = batch_gate(profile, FREE, rule, 2000, 256, ROOM)[100]
+    assert open_to > ROOM // 5
+    assert pays(profile, FREE, int(open_to), 4, 1.0, 2000)
+    assert batch_gate(profile, FREE, rule, 2000, 256, ROOM // 4)[100] < open_to
 
 
 def test_a_gate_refuses_what_nobody_profiled():
     with pytest.raises(InputError, match="profiled up to 256 sampled sequences"):
-        batch_gate(toy_profile(), FREE, Aimd().rule, 2000, 300)
+        batch_gate(toy_profile(), FREE, Aimd().rule, 2000, 300, ROOM)
     short = DraftTimes(
         np.array([1.0, 8.0]), np.zeros(2), np.zeros(2), 0.0, 0.0, "assumed", "a test"
     )
     with pytest.raises(InputError, match="up to 9 sequences, draft times are given for 1 to 8"):
-        batch_gate(toy_profile(), short, Aimd().rule, 2000, 9)
+        batch_gate(toy_profile(), short, Aimd().rule, 2000, 9, ROOM)
 
 
 def test_on_a_shipped_profile_good_history_pays_at_large_batches_and_bad_only_at_small_ones():
     profile = read_profile(PROFILES / "qwen3-14b_h100_tp2.parquet")
-    thresholds = batch_gate(profile, text_drafts(), Aimd().rule, kv_tokens=4096, most_sequences=256)
+    thresholds = batch_gate(
+        profile, text_drafts(), Aimd().rule, 4096, most_sequences=256, most_tokens=8192
+    )
     assert thresholds[0] == 0 and 0 < thresholds[10] < thresholds[75] <= 256
     heavy = batch_gate(
-        profile, eagle_drafts(MODELS["qwen3-14b"], GPUS["h100"], 2, 4096), Aimd().rule, 4096, 256
+        profile,
+        eagle_drafts(MODELS["qwen3-14b"], GPUS["h100"], 2, 4096),
+        Aimd().rule,
+        4096,
+        256,
+        8192,
     )
-    free = batch_gate(profile, FREE, Aimd().rule, 4096, 256)
+    free = batch_gate(profile, FREE, Aimd().rule, 4096, 256, 8192)
     assert (heavy <= free).all() and (thresholds <= free).all()
 
 

@@ -46,6 +46,7 @@ from simrl_replay.replayer import (
     replay,
 )
 from simrl_replay.sized import gpus_for
+from simrl_replay.spot_head import accept_lengths
 from simrl_replay.vllm_adapter import EngineSettings
 
 
@@ -60,6 +61,12 @@ def measure_and_show(
     """Simulate, replay, write all results to `folder`, and print the agreement."""
     check_replayable(prepared, config)
     check_engine(config)
+    training = prepared.drafts.speculation.training if prepared.drafts else None
+    if training is not None and training.adaptive and ray not in (None, "local"):
+        raise InputError(
+            f"--ray {ray}: the trained drafter is written to a folder of this machine, which other nodes do not see; set "
+            "adaptive: false, or use --ray local"
+        )
     settings = engine_settings(prepared, config)
     if ray is not None:
         connect(ray)
@@ -93,6 +100,8 @@ def measure_and_show(
             Screen(),
             repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread),
         )
+        for line in drafter_lines(predicted, measured[0].result):
+            say(Screen(), line)
         for number, each in enumerate(measured, 1):
             where = f", replay {number}" if len(measured) > 1 else ""
             for event in each.result.metadata["replay"]["happened"]:
@@ -164,12 +173,39 @@ def _write(
         "errors": [asdict(each.errors) for each in agreements],
         "spread": spread and asdict(spread),
     }
-    text = json.dumps(
-        {"folder": str(folder), **agreements[0].as_json(), "repeats": repeats}, indent=1
-    )
+    lengths = {
+        name: accept_lengths(result)
+        for name, result in (("predicted", predicted), ("measured", first.result))
+    }
+    figures = {"repeats": repeats, "accept_lengths": lengths}
+    text = json.dumps({"folder": str(folder), **agreements[0].as_json(), **figures}, indent=1)
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
     save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")
     return agreements, text
+
+
+def drafter_lines(predicted: Result, measured: Result) -> list[str]:
+    """Return what a drafter that was trained accepts, by policy version, and how it was trained;
+    nothing where none was."""
+    trained = measured.metadata["replay"].get("drafter_training")
+    if trained is None:
+        return []
+    lengths = [accept_lengths(result) for result in (predicted, measured)]
+    versions = sorted({*lengths[0], *lengths[1]})
+    both = "; ".join(
+        f"version {version}: "
+        + ", ".join("none" if version not in of else f"{of[version]:.2f}" for of in lengths)
+        for version in versions
+    )
+    lines = [f"Accept length, predicted and measured, by policy version: {both}."]
+    for each in trained:
+        first, last = each["agreement"]
+        lines.append(
+            f"The drafter of version {each['version']} was trained for {each['iterations']} iterations on {each['tokens']:,} "
+            f"tokens in {each['seconds']:.1f} s: it agreed with its target on {first:.0%} of the tokens of the first one, on "
+            f"{last:.0%} of the last."
+        )
+    return lines
 
 
 def default_folder(scenario: Scenario, workers: int) -> Path:

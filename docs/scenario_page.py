@@ -36,6 +36,9 @@ A scenario is a YAML file with everything that a simulation depends on: equal sc
   that overlaps a key of `vary` (`cluster` and `cluster.gpus`) is refused, since one of them would be lost. `vary=null` leaves
   out the `vary` of the file.
 - `framework` and `engine.preset` name [presets](presets.md): known constants of a framework and an engine, or a file of yours.
+- Every value has a bound. Where the table names none, whole numbers go to 10^12, other numbers to 10^18, texts to 10,000
+  characters and lists to 1,000,000 values, and no number is infinite. A value beyond its bound is refused in a line.
+- Two values for one key, as an option and as `KEY=VALUE` or as an option twice, are refused.
 - Units are in the names: `_s` seconds, `_tokens` tokens, `_bytes` bytes. A default of *none* means that the key may be left
   out or `null`; *required* means that it must be given.
 

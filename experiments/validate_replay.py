@@ -1,28 +1,30 @@
 """Predicted against measured, on this machine: profiles are measured, schedules simulated with them, and run on real vLLM.
 
-    python experiments/validate_replay.py [--seeds 0,1,2] [--repeats 3] [--output FOLDER] [--page replay.md] [--json]
+    python experiments/validate_replay.py [--seeds 0,1,2] [--repeats 3] [--output FOLDER] [--page replay.md] [--pin 3] [--json]
 
 The model is made here, random; lengths are long-tailed draws; one scenario is simulated and replayed. Nothing is fitted to a
 replay: a profile is measured before, by `simrl measure`, with as many engines running as the replay has, for minutes, as the
 speed of a shared host varies by half within seconds. Each case is replayed three times; the largest difference between two of
-these stands beside its errors.
+these stands beside its errors. Each replay is then predicted again with the seconds of its own passes, so that what is left of
+an error is the schedule's (`simrl_replay.measured_passes`).
 
 Errors are of the rollout alone: the clock stands while no worker rolls out, as training is held for the predicted time. Takes
-about 45 minutes on two cores that do nothing else.
+about 45 minutes on two cores that do nothing else, 15 with `--profile-s 60` and the cases of the page. With `--only`, a page
+keeps its other rows, each with its date.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import platform
 import tempfile
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from itertools import combinations, product
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from statistics import mean
+from typing import Annotated, Any, NamedTuple, cast
 
 import numpy as np
 import typer
@@ -30,9 +32,18 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from experiments.shared import markdown, measure_engine
-from simrl.analysis.agreement import Agreement, Spread, agree, repeat_spread
-from simrl.analysis.decisions import Discrepancy
+from experiments.replay_page import (
+    COUNTED,
+    TIMES,
+    Row,
+    counted,
+    file_name,
+    page_of,
+    picture_name,
+    times,
+)
+from experiments.shared import measure_engine
+from simrl.analysis.agreement import agree, repeat_spread
 from simrl.result.result import Result
 from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import Scenario
@@ -41,6 +52,8 @@ from simrl.show.style import save
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.trace import Trace, TraceMetadata, write_trace
+from simrl_replay.link import ProcessLink
+from simrl_replay.measured_passes import split_error
 from simrl_replay.random_model import make_model, nudge
 from simrl_replay.replayer import (
     Measured,
@@ -66,27 +79,7 @@ ENGINE = {
 }
 TRAINING = {"reward_s": 0.05, "publish_s": 0.1, "load_overhead_s": 0.0, "switch_s": 0.1}
 VERSIONS = 5
-BARS = {1: 0.05, 2: 0.10}  # of the makespan, by workers
-SAMPLE_BAR, ACCEPTANCE_BAR = 0.08, 0.03
-
-PAGE_TOP = """# Predicted against measured, on two CPU cores
-
-`python experiments/validate_replay.py --page experiments/replay.md` wrote this page. Profiles were measured on the machine
-(`simrl measure`), the schedules simulated with them, and then run by real vLLM engines with a random model of 4 layers
-(float32, one thread an engine). Nothing was fitted to a replay. Training and rewards take the predicted time; errors are
-scored on the rollout clock, which stops while no worker rolls out. An error is the mean absolute error of three replays,
-*worst* the error of the worst one, *repeats* the largest difference between two replays of a schedule. Other machines share
-this one's host: its speed varies by half within seconds. So a profile is measured for minutes, and where repeats differ by
-more than a bar, their difference is the bar, as no prediction can be shown to be better; checks that pass only then
-are counted separately. A *near-tie* is a decision that differs because two events, at most two engine passes apart, changed
-places; other differing decisions are real, and listed.
-
-**There are no GPU figures here: no GPU was available.** CUDA, bf16, dummy weights and synthetic acceptance were not run.
-"""
-
 Lengths = Callable[[np.random.Generator], list[list[list[int]]]]  # by step, prompt, sample
-
-DRAWN = "what each worker did in time, predicted above measured; below, when each sample finished, predicted over measured"
 
 
 class Case(NamedTuple):
@@ -199,85 +192,6 @@ CASES = (
 )
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A case with a seed: its prediction against each of the repeats, and the repeats against one another."""
-
-    case: Case
-    seed: int
-    agreements: tuple[Agreement, ...]
-    spread: Spread | None
-    migrations: int
-    other_between_repeats: int  # decisions, of two repeats, beside near-ties
-
-    def errors(self, error: str) -> list[float]:
-        return [
-            value
-            for agreement in self.agreements
-            if (value := getattr(agreement.errors, error)) is not None
-        ]
-
-    def mean(self, error: str) -> float | None:
-        """Return the mean absolute error over the repeats; for acceptance, whose repeats are draws, the absolute mean."""
-        values = self.errors(error)
-        if not values:
-            return None
-        return (
-            abs(float(np.mean(values)))
-            if error == "acceptance_err"
-            else float(np.mean(np.abs(values)))
-        )
-
-    def noise(self, error: str) -> float | None:
-        """Return the largest absolute difference of this error between two repeats."""
-        return None if self.spread is None else getattr(self.spread.largest, error)
-
-    def acceptance(self, run: str) -> float | None:
-        values = [getattr(agreement.figures.acceptance, run) for agreement in self.agreements]
-        return None if None in values else float(np.mean(values))
-
-    def row(self) -> dict[str, Any]:
-        return {
-            "case": self.case.name,
-            "seed": self.seed,
-            "makespan_err": self.mean("makespan_err"),
-            "makespan_errs": self.errors("makespan_err"),
-            "sample_mape": self.mean("sample_mape"),
-            "acceptance_predicted": self.acceptance("predicted"),
-            "acceptance_live": self.acceptance("measured"),
-            "latency_mape": self.mean("latency_mape"),
-            "bubble_err": self.mean("bubble_err"),
-            "makespan_spread": self.noise("makespan_err"),
-            "sample_spread": self.noise("sample_mape"),
-            "acceptance_spread": self.noise("acceptance_err"),
-            "migrations": self.migrations,
-            "near_ties": [len(a.differences) - len(a.real_differences) for a in self.agreements],
-            "real_differences": [len(a.real_differences) for a in self.agreements],
-            "real_differences_between_repeats": self.other_between_repeats,
-            "near_tie_s": self.agreements[0].near_tie_s,
-            "decisions": [[d.text for d in _real_first(a)[:8]] for a in self.agreements],
-            "rollout_s": [a.figures.rollout_s.measured for a in self.agreements],
-            "within": self.within(),
-            "within_bars_as_they_are": self.within(widened=False),
-        }
-
-    def within(self, widened: bool = True) -> dict[str, bool]:
-        """Return which bars hold; with `widened`, the spread of the repeats replaces a smaller bar."""
-        checks = {
-            "makespan": ("makespan_err", BARS[self.case.workers]),
-            "sample": ("sample_mape", SAMPLE_BAR),
-            "acceptance": ("acceptance_err", ACCEPTANCE_BAR),
-        }
-        held = {}
-        for name, (error, bar) in checks.items():
-            value = self.mean(error)
-            if value is not None:
-                held[name] = value <= max(bar, (self.noise(error) or 0.0) if widened else 0.0)
-        most = self.other_between_repeats if widened else 0
-        held["decisions"] = max(len(a.real_differences) for a in self.agreements) <= most
-        return held
-
-
 def trace_of(case: Case, seed: int) -> Trace:
     rng = np.random.default_rng([seed, *case.name.encode()])
     lengths = case.lengths(rng)
@@ -305,9 +219,8 @@ def trace_of(case: Case, seed: int) -> Trace:
 class Bench:
     """The folder of the model's versions, the profiles, traces and scenarios."""
 
-    def __init__(self, folder: Path, say: Console) -> None:
-        self.folder = folder
-        self.say = say
+    def __init__(self, folder: Path, say: Console, profile_s: float) -> None:
+        self.folder, self.say, self.profile_s = folder, say, profile_s
         self.weights = [folder / f"model-v{i}" for i in range(VERSIONS)]
         if not self.weights[-1].exists():
             make_model(self.weights[0], LAYERS, HIDDEN, 8, 4, VOCAB)
@@ -329,7 +242,7 @@ class Bench:
             draft_tokens=DRAFT_TOKENS if drafts else 0,
             temperature=0 if case.forced else 1,
             repeats=PROFILE_REPEATS,
-            budget=PROFILE_S,
+            budget=self.profile_s,
         )
 
     def prepared(
@@ -341,7 +254,7 @@ class Bench:
         profile: dict[str, Any] | None = None,
     ) -> Prepared:
         """Return a case as simulated and replayed; `engines_draft` if only the engines can draft."""
-        path = self.folder / f"{_file_name(case)}-{seed}"
+        path = self.folder / f"{file_name(case.name)}-{seed}"
         write_trace(trace, path.with_suffix(".parquet"))
         colocated = case.system["name"] == "seer"
         share = {} if colocated else {"rollout_share": case.workers * case.tp / GPUS}
@@ -371,15 +284,16 @@ class Bench:
         config = case.config(self.config)
         return process_fleet(case.workers, engine_settings(prepared, config), config, self.folder)
 
-    def keep(self, case: Case, seed: int, predicted: Result, measured: Sequence[Result]) -> None:
-        for name, result in (
-            ("predicted", predicted),
-            *((f"measured-{i}", m) for i, m in enumerate(measured)),
-        ):
-            (folder := self.folder / f"{_file_name(case)}-{seed}" / name).mkdir(
-                parents=True, exist_ok=True
-            )
-            result.write(folder)
+    def keep(self, case: Case, seed: int, predicted: Result, measured: Sequence[Measured]) -> None:
+        """Keep the results, and the passes of each engine of each replay."""
+        kept = self.folder / f"{file_name(case.name)}-{seed}"
+        results = {f"measured-{i}": each.result for i, each in enumerate(measured)}
+        for name, result in {"predicted": predicted, **results}.items():
+            (kept / name).mkdir(parents=True, exist_ok=True)
+            result.write(kept / name)
+        for i, each in enumerate(measured):
+            for engine, passes in enumerate(each.passes):
+                np.save(kept / f"measured-{i}" / f"passes-{engine}.npy", passes)
 
     def recorded(self, case: Case, seed: int, fleet: ReplayEngines) -> Trace:
         """Return the trace of a case that drafts, with tokens, generated once without drafting at the case's temperature: the
@@ -392,40 +306,68 @@ class Bench:
 
 def run(
     bench: Bench, cases: Sequence[Case], seeds: Sequence[int], repeats: int, pictures: Path
-) -> list[Outcome]:
+) -> Iterator[Row]:
     """Run the cases that share engines one after the other, seeds inside, so that an engine starts once."""
-    outcomes = []
     for engines in dict.fromkeys(case.engines for case in cases):
         same = [case for case in cases if case.engines == engines]
         with bench.fleet(same[0], trace_of(same[0], seeds[0])) as fleet:
             for case, seed in product(same, seeds):
                 trace = bench.recorded(case, seed, fleet) if case.drafts else trace_of(case, seed)
-                prepared = bench.prepared(case, seed, trace)
+                prepared, load = bench.prepared(case, seed, trace), os.getloadavg()[0]
                 predicted = simulate_prepared(prepared)
                 measured = [
-                    _replayed(prepared, fleet, case.config(bench.config)).result
-                    for _ in range(repeats)
+                    _replayed(prepared, fleet, case.config(bench.config)) for _ in range(repeats)
                 ]
+                results = [each.result for each in measured]
                 bench.keep(case, seed, predicted, measured)
-                agreements = tuple(agree(predicted, result) for result in measured)
-                spread = repeat_spread(measured)
-                others = (len(agree(*pair).real_differences) for pair in combinations(measured, 2))
-                outcome = Outcome(
-                    case, seed, agreements, spread, _migrations(predicted), max(others, default=0)
-                )
-                outcomes.append(outcome)
-                shown = (
-                    f"{name} {cell}"
-                    for name, cell in zip(COLUMNS, cells(outcome), strict=True)
-                    if cell
-                )
-                bench.say.print("  ".join(shown))
                 if seed == seeds[0]:
-                    save(
-                        agreement_figure(predicted, measured[0], agreements[0]),
-                        pictures / _picture(case),
-                    )
-    return outcomes
+                    figure = agreement_figure(predicted, results[0], agree(predicted, results[0]))
+                    save(figure, pictures / picture_name(case.name))
+                others = [len(agree(*pair).real_differences) for pair in combinations(results, 2)]
+                spread = repeat_spread(results)
+                yield Row(
+                    case=case.name,
+                    seed=seed,
+                    workers=case.workers,
+                    date=f"{datetime.now(UTC):%Y-%m-%d %H:%M}",
+                    load=(load + os.getloadavg()[0]) / 2,
+                    replays=[
+                        _beside(bench, case, seed, prepared, predicted, each) for each in measured
+                    ],
+                    repeats=asdict(spread.largest) if spread else {},
+                    others_of_repeats=max(others, default=0),
+                    migrations=_migrations(predicted),
+                    acceptance=_acceptance(predicted, results),
+                    profile_s=bench.profile_s,
+                )
+
+
+def _beside(
+    bench: Bench, case: Case, seed: int, prepared: Prepared, predicted: Result, measured: Measured
+) -> dict[str, Any]:
+    """Return a replay beside its prediction. Live drafts are counted again on the responses that the
+    replay generated."""
+    agreement, generated = agree(predicted, measured.result), None
+    if case.drafts and not case.forced:
+        assert measured.trace is not None
+        generated = bench.prepared(case, seed, measured.trace)
+    split = split_error(prepared, measured.result, measured.passes, generated)
+    return {
+        "rollout_s": agreement.figures.rollout_s.measured,
+        "errors": asdict(agreement.errors),
+        "near_ties": len(agreement.differences) - len(agreement.real_differences),
+        "real_differences": len(agreement.real_differences),
+        "decisions": [d.text for d in agreement.real_differences[:2]],
+        "given": split.as_json(),
+    }
+
+
+def _acceptance(predicted: Result, measured: Sequence[Result]) -> list[float] | None:
+    rates = [agree(predicted, each).figures.acceptance for each in measured]
+    pairs = [(r.predicted, r.measured) for r in rates]
+    if any(None in pair for pair in pairs):
+        return None
+    return [mean(cast(float, pair[i]) for pair in pairs) for i in (0, 1)]
 
 
 def _replayed(prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig) -> Measured:
@@ -440,108 +382,37 @@ def _migrations(result: Result) -> int:
     return int((segments.groupby("uid")["worker"].nunique() > 1).sum())
 
 
-COLUMNS = (
-    "case", "seed", "rollout, s", "makespan error", "worst", "repeats", "sample MAPE", "worst", "repeats", "latency MAPE",
-    "acceptance, predicted / live", "near-ties", "real differences", "of repeats", "migrations predicted",
-)  # fmt: skip
-
-
-def cells(outcome: Outcome) -> list[str]:
-    """Return a row of the table, in the order of `COLUMNS`; "repeats" is the largest difference of two repeats."""
-
-    def percent(value: float | None, sign: str = "") -> str:
-        return "" if value is None else f"{value * 100:{sign}.1f} %"
-
-    expected, live = outcome.acceptance("predicted"), outcome.acceptance("measured")
-    row = outcome.row()
-    return [
-        outcome.case.name,
-        str(outcome.seed),
-        f"{np.mean(row['rollout_s']):.1f}",
-        percent(outcome.mean("makespan_err")),
-        percent(max(outcome.errors("makespan_err"), key=abs), "+"),
-        percent(outcome.noise("makespan_err")),
-        percent(outcome.mean("sample_mape")),
-        percent(max(outcome.errors("sample_mape"))),
-        percent(outcome.noise("sample_mape")),
-        percent(outcome.mean("latency_mape")),
-        "" if expected is None or live is None else f"{expected:.3f} / {live:.3f}",
-        ", ".join(map(str, row["near_ties"])),
-        ", ".join(map(str, row["real_differences"])),
-        str(outcome.other_between_repeats),
-        str(outcome.migrations),
-    ]
-
-
-def page_of(outcomes: Sequence[Outcome]) -> str:
-    """Return the page: the table, its summary, and the pictures of the first seed."""
-    held, as_is = (
-        [ok for outcome in outcomes for ok in outcome.within(widened).values()]
-        for widened in (True, False)
-    )
-    lines = [
-        PAGE_TOP,
-        f"Host: {platform.machine()}, {os.cpu_count()} cores; {datetime.now(UTC):%Y-%m-%d}.",
-        "",
-        *markdown(COLUMNS, list(map(cells, outcomes))),
-        "",
-        f"Of {len(held)} checks (makespan within 5 % on one worker and 10 % on two, completions within 8 %, acceptance "
-        f"within 0.03, no decision otherwise but near-ties), {sum(as_is)} hold as they are, and {sum(held)} where the repeats' "
-        "own spread, and as many real differences as two repeats have, are the bar if that is larger.",
-        "",
-        *_in_short(outcomes),
-        "",
-    ]
-    for outcome in outcomes:
-        if missed := [name for name, ok in outcome.within().items() if not ok]:
-            lines.append(
-                f"- Beyond the repeats' spread, too: {outcome.case.name}, seed {outcome.seed}: {', '.join(missed)}."
-            )
-    lines += ["", "## Decisions that were taken otherwise", ""]
-    for outcome in outcomes:
-        # A difference has others in its wake, so the first ones of each repeat say most.
-        first = [d.text for agreement in outcome.agreements for d in _real_first(agreement)[:2]]
-        lines += [
-            f"- {outcome.case.name}, seed {outcome.seed}: {text}" for text in dict.fromkeys(first)
-        ]
-    lines += ["", "## Pictures, predicted above measured", ""]
-    shown = [outcome.case for outcome in outcomes if outcome.seed == outcomes[0].seed]
-    return (
-        "\n".join([*lines, *(f"![{case.name}: {DRAWN}]({_picture(case)})\n" for case in shown)])
-        + "\n"
-    )
-
-
-def _real_first(agreement: Agreement) -> list[Discrepancy]:
-    return sorted(agreement.differences, key=lambda d: d.near_tie_ms is not None)
-
-
-def _in_short(outcomes: Sequence[Outcome]) -> list[str]:
-    lines = []
-    for workers, name in ((1, "one worker"), (2, "two workers")):
-        if own := [outcome for outcome in outcomes if outcome.case.workers == workers]:
-            mean = max(outcome.mean("makespan_err") or 0.0 for outcome in own)
-            worst = max(abs(error) for outcome in own for error in outcome.errors("makespan_err"))
-            sample = max(outcome.mean("sample_mape") or 0.0 for outcome in own)
-            apart = max(outcome.noise("makespan_err") or 0.0 for outcome in own)
-            lines.append(
-                f"On {name}, makespans are up to {mean:.1%} off (a single replay up to {worst:.1%}, two replays of one "
-                f"schedule up to {apart:.1%} from each other), completions up to {sample:.1%}."
-            )
-    live = [outcome.mean("acceptance_err") for outcome in outcomes if not outcome.case.forced]
-    if found := [error for error in live if error is not None]:
-        lines.append(
-            f"Acceptance of live drafts: up to {max(found):.3f} off; forced, it is what was simulated, draw by draw."
+def noise(bench: Bench, case: Case, repeats: int) -> list[dict[str, Any]]:
+    """Replay a case in turns with the engine on one core and free to move, and return both spreads."""
+    trace, every = trace_of(case, 0), os.sched_getaffinity(0)
+    prepared, runs = bench.prepared(case, 0, trace), []
+    with bench.fleet(case, trace) as fleet:
+        for number in range(2 * repeats):
+            cores = {max(every)} if number % 2 else every
+            for link in fleet.links:
+                for task in Path(f"/proc/{cast(ProcessLink, link).process.pid}/task").iterdir():
+                    os.sched_setaffinity(int(task.name), cores)
+            measured = _replayed(prepared, fleet, case.config(bench.config))
+            split = split_error(prepared, measured.result, measured.passes)
+            runs.append((number % 2, measured.result, split))
+    rows = []
+    for pinned, name in enumerate(("free to move", "on one core")):
+        of_this = [(result, split) for at, result, split in runs if at == pinned]
+        spread = repeat_spread([result for result, _ in of_this])
+        assert spread is not None
+        rows.append(
+            {
+                "engine": name,
+                "replays": len(of_this),
+                "makespans apart": f"{spread.largest.makespan_err:.1%}",
+                "samples' ends apart": f"{spread.largest.sample_mape:.1%}",
+                "schedule's part of the error, largest": f"{max(abs(s.schedule_err or 0.0) for _, s in of_this):.1%}",
+                "had a core": f"{min(s.core_share for _, s in of_this):.0%} to {max(s.core_share for _, s in of_this):.0%}",
+                "passes as predicted": f"{sum(s.equal_passes for _, s in of_this)} of {len(of_this)}",
+                "load": f"{os.getloadavg()[1]:.1f}",
+            }
         )
-    return lines
-
-
-def _file_name(case: Case) -> str:
-    return case.name.replace(", ", "_").replace(" ", "_").replace("-", "_")
-
-
-def _picture(case: Case) -> str:
-    return f"replay_{_file_name(case)}.png"
+    return rows
 
 
 def main(
@@ -549,43 +420,79 @@ def main(
         Path | None, typer.Option(help="a folder to keep everything in, and to go on from")
     ] = None,
     page: Annotated[
-        Path | None, typer.Option(help="a page (.md) to write, with the pictures beside it")
+        Path | None,
+        typer.Option(
+            help="a page (.md) to write, with its rows (.json) and pictures beside it; it keeps rows that are not measured now"
+        ),
     ] = None,
     seeds: Annotated[str, typer.Option(help="separated by commas")] = "0,1,2",
     repeats: Annotated[int, typer.Option(min=1, help="replays of each case")] = 3,
-    only: Annotated[str, typer.Option(help="a part of the names of the cases to run")] = "",
+    only: Annotated[
+        str,
+        typer.Option(help="a part of the names of the cases to run; 'none' writes the page anew"),
+    ] = "",
+    pin: Annotated[
+        int, typer.Option(min=0, help="replays with an engine on one core, and as many without")
+    ] = 0,
+    profile_s: Annotated[
+        float, typer.Option(min=1.0, help="seconds in which a profile is measured")
+    ] = PROFILE_S,
     as_json: Annotated[
         bool, typer.Option("--json", help="print JSON on stdout instead of the table")
     ] = False,
 ) -> None:
     say = Console(stderr=True, highlight=False)
     cases = [case for case in CASES if only in case.name]
-    if not cases:
+    if not cases and only != "none":
         raise typer.BadParameter(
             f"--only {only!r} is no part of {', '.join(repr(case.name) for case in CASES)}"
         )
     if not all(seed.strip().isdigit() for seed in seeds.split(",")):
         raise typer.BadParameter(f"--seeds {seeds!r}: numbers, separated by commas")
     numbers = [int(seed) for seed in seeds.split(",")]
+    stored = page.with_suffix(".json") if page else None
+    kept: dict[str, Any] = {"rows": [], "noise": []}
+    if stored is not None and stored.exists():
+        kept = json.loads(stored.read_text(encoding="utf-8"))
+    rows = {(row["case"], row["seed"]): Row(**row) for row in kept["rows"]}
+    order = [case.name for case in CASES]
+
+    def write() -> None:
+        every = sorted(rows.values(), key=lambda row: (order.index(row.case), row.seed))
+        if page is not None and stored is not None:
+            data = {"rows": [asdict(row) for row in every], "noise": kept["noise"]}
+            stored.write_text(json.dumps(data) + "\n", encoding="utf-8")
+            page.write_text(page_of(every, kept["noise"]), encoding="utf-8")
+
     with tempfile.TemporaryDirectory() as temporary:
         folder = output or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
+        measured = []
+        bench = Bench(folder, say, profile_s) if cases or pin else None
         pictures = page.parent if page else folder
-        outcomes = run(Bench(folder, say), cases, numbers, repeats, pictures)
-    rows = [outcome.row() for outcome in outcomes]
+        for row in run(bench, cases, numbers, repeats, pictures) if bench else ():
+            rows[row.case, row.seed] = row
+            measured.append(row)
+            shown = (*zip(TIMES, times(row), strict=True), *zip(COUNTED, counted(row), strict=True))
+            say.print("  ".join(f"{name} {cell}" for name, cell in shown if cell))
+            write()
+        if bench and pin:
+            kept["noise"] = noise(bench, CASES[0], pin)
+    write()
     if as_json:
-        print(json.dumps(rows, indent=1))
+        print(json.dumps([asdict(row) for row in measured], indent=1))
     else:
-        table = Table(*COLUMNS, title="Predicted against measured")
-        for outcome in outcomes:
-            table.add_row(*cells(outcome))
-        Console(width=200).print(table)
-    if page is not None:
-        page.write_text(page_of(outcomes), encoding="utf-8")
+        for columns, cells in ((TIMES, times), (COUNTED, counted)):
+            table = Table(*columns)
+            for row in measured:
+                table.add_row(*cells(row))
+            Console(width=200).print(table)
     missed = [
-        (r["case"], r["seed"], name) for r in rows for name, held in r["within"].items() if not held
+        (row.case, row.seed, c.name) for row in measured for c in row.checks if not c.holds_given
     ]
-    say.print(f"{len(rows)} rows; bars that do not hold: {missed or 'none'}")
+    say.print(
+        f"{len(measured)} rows; bars that do not hold given the measured speed: {missed or 'none'}"
+    )
 
 
 if __name__ == "__main__":

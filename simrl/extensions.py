@@ -8,11 +8,13 @@ about it.
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points, requires
 from pathlib import Path
@@ -106,6 +108,14 @@ class Extended(Mapping[str, Callable[..., T]]):
                 f"{place}: must be given {extra}, which simrl does not know; give each a default"
             )
         return function  # type: ignore[no-any-return]
+
+
+def documentation(function: Callable[..., object]) -> str:
+    """Return the docstring of a function from its source: `python -OO` drops the function's."""
+    with suppress(OSError, TypeError, SyntaxError):  # a function may have no source of its own
+        source: Any = ast.parse(inspect.getsource(inspect.unwrap(function)))
+        return ast.get_docstring(source.body[0]) or ""
+    return inspect.getdoc(function) or ""
 
 
 def checked(place: str, function: Callable[..., T], *arguments: Any, **settings: Any) -> T:

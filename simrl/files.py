@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import BaseModel, ValidationError
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, first_line, refuse
 from simrl.interrupts import ctrl_c_ignored
 from simrl.validation import right
 
@@ -254,6 +254,7 @@ def _umask() -> int:
 
 # Parquet. Arrow trusts a file: a few kilobytes may claim a billion rows, and a flipped bit may
 # break a text or an index.
+MOST_COLUMNS = 1000  # an exported log has about 50; the work grows with their square
 FREE_BYTES = 1 << 28  # a table of this size is read from any file
 MOST_INFLATED = 200  # bytes of a larger table for each byte of the file; lengths, the best case of real ones, reach about 50
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -372,6 +373,12 @@ def read_parquet(path: Path, columns: Collection[str] | None = None) -> pa.Table
             twice = sorted(name for name, times in Counter(names).items() if times > 1)
             if twice:
                 raise InputError(f"{path}: two columns are called {twice[0]!r}; keep one")
+            refuse(
+                (
+                    len(names) > MOST_COLUMNS,
+                    f"{path}: {len(names):,} columns; at most {MOST_COLUMNS} are read: keep fewer",
+                )
+            )
             chosen = [name for name in names if columns is None or name in columns]
             _refuse_inflated(path, file, chosen)
             table = file.read(chosen)

@@ -1,16 +1,41 @@
-"""Turns pydantic's findings about a user's data into the one line of an `InputError`."""
+"""Data that a user may write: the bounds of every value, and pydantic's findings as the one line of
+an `InputError`.
+
+Invariant: a field of a `Model` without a bound of its own has the general one of its kind, so that
+simrl can compute with whatever it reads. A field where less makes sense has its own bound.
+"""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from inspect import Parameter
 from typing import Any, TypeVar, get_args, get_origin
 
-from pydantic import BaseModel, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
 from simrl.errors import InputError, meant
 
 M = TypeVar("M", bound=BaseModel)
+LARGEST_WHOLE = 10**12  # sums of a million of them fit 64 bits
+LARGEST = 1e18  # more bytes, and more operations a second, than any cluster has
+LONGEST_TEXT = 10_000  # characters: four pages of notes
+MOST_VALUES = 1_000_000  # of a list or an object: one for each step of the longest run
+MOST_OF_A_PASS = 2**24  # requests, or tokens, of a forward pass: a worker has a record of each
+# by pydantic's kind of a value: a bound's key, the key of a strict one, and the bound
+_GENERAL: Mapping[str, Sequence[tuple[str, str, Any]]] = {
+    "int": (("ge", "gt", -LARGEST_WHOLE), ("le", "lt", LARGEST_WHOLE)),
+    "float": (("ge", "gt", -LARGEST), ("le", "lt", LARGEST)),
+    "str": (("max_length", "", LONGEST_TEXT),),
+    **{kind: (("max_length", "", MOST_VALUES),) for kind in ("list", "tuple", "set", "dict")},
+}
 LONGEST_VALUE = 80
 MOST_SEED = 2**63 - 1  # kernels take it as a 64-bit integer
 _SWITCHES = {"on": True, "yes": True, "off": False, "no": False}
@@ -53,14 +78,48 @@ REMEDIES = {
 }
 
 
+def _bound(part: Any) -> None:
+    """Give the general bounds to the parts of pydantic's schema that have none of their own. A
+    value of any kind goes through `bounded`."""
+    if isinstance(part, dict):
+        kind = part.get("type")
+        for key, strict, value in _GENERAL.get(kind, ()) if isinstance(kind, str) else ():
+            part.setdefault(key if strict not in part else strict, value)
+        for key in part.keys() - {"metadata", "default", "expected", "serialization"}:
+            _bound(part[key])
+        if kind == "any":
+            check = {"type": "no-info", "function": bounded}
+            part |= {"type": "function-after", "function": check, "schema": {"type": "any"}}
+    for inner in part if isinstance(part, list | tuple) else ():
+        _bound(inner)
+
+
+def bounded(value: Any, least: float | None = None, most: float | None = None) -> Any:
+    """Return plain data. Raise `ValueError` for a number below `least` or above `most`, and for a
+    number, a text or a list in it that is beyond the general bounds."""
+    if isinstance(value, int | float):
+        largest = LARGEST_WHOLE if isinstance(value, int) else LARGEST
+        low, high = -largest if least is None else least, largest if most is None else most
+        if not low <= value <= high:  # NaN is refused, too
+            raise ValueError(f"give {f'{high} or less' if value > high else f'{low} or more'}")
+    elif isinstance(value, str | list | tuple | dict):
+        longest = LONGEST_TEXT if isinstance(value, str) else MOST_VALUES
+        if len(value) > longest:
+            raise ValueError(
+                f"at most {longest} {'characters' * isinstance(value, str) or 'values'} fit"
+            )
+        for inner in () if isinstance(value, str) else value:
+            bounded(inner if not isinstance(value, dict) else [inner, value[inner]])
+    return value
+
+
 def no_truth(cls: type[BaseModel], value: object, info: ValidationInfo) -> object:
     """Refuse true and false where they are no values of a field, and a text such as 1_000 for a
     number, as a validator."""
     kind = str(cls.model_fields[info.field_name].annotation) if info.field_name else ""
-    switches = "bool" in kind
     if has_underscores(value) and (number := re.search(r"\b(int|float)\b", kind)):
         raise PydanticCustomError(f"{number[0]}_parsing", "a number is needed")
-    if isinstance(value, bool) and not switches:  # which would pass as 1 or 0
+    if isinstance(value, bool) and "bool" not in kind:  # which would pass as 1 or 0
         raise ValueError("this field is no switch; give a number or a name")
     return value
 
@@ -75,11 +134,6 @@ def has_underscores(value: object) -> bool:
     )
 
 
-numbers_are_no_truth: Any = field_validator("*", mode="before")(classmethod(no_truth))
-"""A validator, named in the body of a model, that refuses true and false where they are no values
-of a field, and 1_000 for a number."""
-
-
 def in_order(low: str, high: str) -> Any:
     """Return a validator, named in the body of a model, that refuses a field `low` above the field
     `high`."""
@@ -91,6 +145,25 @@ def in_order(low: str, high: str) -> Any:
         return model
 
     return model_validator(mode="after")(check)
+
+
+class Model(BaseModel):
+    """Data that a user may write: without unknown keys, bounded, and fixed once it is read."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _bound(handler.resolve_ref_schema(schema))
+        return schema
+
+
+class Section(Model):
+    """A section of a scenario, or data like one: its numbers are no truth values."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+    _numbers: Any = field_validator("*", mode="before")(classmethod(no_truth))
 
 
 def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[str, str]:
@@ -118,8 +191,11 @@ def explain(error: ValidationError, model: type[BaseModel], name: str) -> tuple[
         )
     if first["type"] == "missing":
         return key, f"key {key} is missing"
-    plain = not isinstance(first["input"], dict | BaseModel)
-    value = f" is {shortened(first['input'])}{_near(first)}" if plain else ""
+    value = (
+        ""
+        if isinstance(first["input"], dict | BaseModel)
+        else f" is {shortened(first['input'])}{_near(first)}"
+    )
     if first["type"] == "model_type":
         return key, f"{key or name}{value}; it has the keys {', '.join(owner.model_fields)}"
     return key, f"{key}{value}: {right(first)}" if key else right(first)

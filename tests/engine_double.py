@@ -19,7 +19,7 @@ from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.runtime.events import call_at
 from simrl_replay.host import Command, Host, Report
-from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, Progress
+from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, PassWork, Progress
 from tests.helpers import one_second_a_pass
 from tests.references.engine import ReferenceEngine, Request
 
@@ -76,6 +76,17 @@ class _TextRequest(Request):
 
 
 class _Passes(ReferenceEngine):
+    work = PassWork()
+
+    def gain(self, plan: list[tuple[Request, int]]) -> None:
+        decoding = [each.computed + 1 for each, new in plan if each.computed and new == 1]
+        query = sum(new for _, new in plan)
+        chunks = [(each.computed, new) for each, new in plan if not (each.computed and new == 1)]
+        work = sum(new * (computed + 0.5 * new) for computed, new in chunks)
+        prefill = query - len(decoding)
+        self.work = PassWork(query, len(plan), prefill, work, len(decoding), sum(decoding))
+        super().gain(plan)
+
     def lose(self, request: _TextRequest) -> None:
         super().lose(request)
         request.cached = request.cache = 0  # what it finds again counts as computed again
@@ -91,6 +102,7 @@ class EngineDouble:
     drafter = None
     graph_tokens = 0
     vocabulary = VOCABULARY
+    last_pass: PassWork | None = None
 
     def __init__(
         self,
@@ -145,6 +157,7 @@ class EngineDouble:
         before_s, passes = self._passes.now_s, self._passes
         had = {request_id: request.generated for request_id, request in self._requests.items()}
         passes.iterate()
+        self.last_pass = passes.work if passes.work.query_tokens else None
         passes.stops.clear()
         self._wait(passes.now_s - before_s)
         progress = []
@@ -169,6 +182,9 @@ class EngineDouble:
                 if stopped and request.generated < request.response:
                     passes.abort(request)
         return progress
+
+    def settle(self) -> list[Progress]:
+        return []
 
     def load_weights(self, folder: str) -> None:
         if Path(folder).name == "broken":
@@ -261,7 +277,7 @@ class LogicalClock(simpy.Environment):
 class LogicalLink:
     """A line to a real `Host` around a double on simulated time, and the host's channel at once: its loop runs in a thread,
     which has its turn while simulated time stands still, and gives it back to sleep, or to wait for commands. To be used with
-    the module `time` of `simrl_replay.host` replaced by this: `monotonic` and `sleep` are here."""
+    the module `time` of `simrl_replay.host` replaced by this: `monotonic`, `thread_time` and `sleep` are here."""
 
     offset_s = 0.0
     name = "worker 0"
@@ -340,6 +356,9 @@ class LogicalLink:
 
     def monotonic(self) -> float:
         return self._clock.now
+
+    def thread_time(self) -> float:
+        return self.monotonic()
 
     def poll(self, timeout_s: float | None) -> bool:
         if timeout_s != 0.0:

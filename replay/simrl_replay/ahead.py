@@ -207,6 +207,7 @@ class Ahead:
 
     def ran(self, batch: Sequence[Verified]) -> None:
         """Take note of a pass, and tell the drafters what stands."""
+        self._receive()  # what came meanwhile was drafted before the verdict
         in_pass = set()
         for verified in batch:
             in_pass.add(verified.request_id)
@@ -286,9 +287,7 @@ class Ahead:
     def windows(self, most: int) -> dict[str, list[int]]:
         """Take what the drafters have sent, and return the drafts of the next pass, by request;
         `most` tokens are computed of one at most. Requests without a window are `held`."""
-        for line in self._lines:
-            while line.connection.poll(0.0):
-                self._take(_received(line))
+        self._receive()
         drafts: dict[str, list[int]] = {}
         self.held = set()
         for request_id, text in self._texts.items():
@@ -305,6 +304,11 @@ class Ahead:
                 text.ahead = []
             drafts[request_id] = text.window[: q.drafted]
         return drafts
+
+    def _receive(self) -> None:
+        for line in self._lines:
+            while line.connection.poll(0.0):
+                self._take(_received(line))
 
     def wait(self) -> None:
         """Wait for a drafter to send something, for `WAIT_S` at most."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from simrl.errors import InputError
 from simrl_replay.cli_measure import Dummy, StartDeadline
+
+if TYPE_CHECKING:
+    from simrl.scenario.model import Scenario
+    from simrl.simulate.prepare import Prepared
 
 EXAMPLE = (
     "Examples:  simrl replay experiments/replay_cpu.yaml --workers 1 --device cpu   |   "
@@ -75,11 +80,25 @@ def replay(
             help="a Ray cluster to place the engines on: 'auto' (the running one), HOST:PORT, or 'local' (starts one)"
         ),
     ] = None,
+    copy_weights: Annotated[
+        bool,
+        typer.Option(
+            "--copy-weights",
+            help="with --ray: give each node copies of the weights, also where it sees their path (a slow shared file system)",
+        ),
+    ] = False,
     step_deadline: Annotated[
         float,
         typer.Option(min=0.1, help="seconds without a step after which an engine counts as hung"),
     ] = 60.0,
     start_deadline: StartDeadline = 600.0,
+    train: Annotated[
+        bool,
+        typer.Option(
+            "--train",
+            help="train for real, in a process of its own; without it, training takes the predicted time",
+        ),
+    ] = False,
     repeats: Annotated[
         int,
         typer.Option(
@@ -100,7 +119,7 @@ def replay(
 
     The pipeline, dispatch and drafter objects of the simulation run here on the wall clock: lengths
     come from the trace, tokens are really generated, weights really loaded; training takes the
-    predicted time.
+    predicted time, or is real with --train.
     """
     from simrl.simulate.prepare import prepare
     from simrl_replay.replayed import (
@@ -115,12 +134,20 @@ def replay(
     from simrl_replay.sized import with_measured_loads
     from simrl_replay.speculative import replayed_form
 
+    if copy_weights and ray is None:
+        raise InputError(
+            "--copy-weights is for the nodes of a Ray cluster; add --ray, or leave it out"
+        )
     if device not in ("cpu", "cuda"):
         raise InputError(f"--device {device}: choose cpu or cuda")
     chosen = chosen_scenario(scenario, overrides or [], system, dispatch, speculation)
     if chosen.profile.path is not None:
         chosen = with_measured_loads(chosen, chosen.profile.path)
-    prepared, changes = replayed_form(with_workers(prepare(chosen), workers))
+
+    def form(each: Scenario) -> tuple[Prepared, list[str]]:
+        return replayed_form(with_workers(prepare(each), workers))
+
+    prepared, changes = form(chosen)
     for change in changes:
         print(f"note: {prepared.system.label} as it is replayed: {change}", file=sys.stderr)
     folders, named = draft_folders(draft_model or ())
@@ -137,7 +164,17 @@ def replay(
         threads=threads,
         step_deadline_s=step_deadline,
         start_deadline_s=start_deadline,
+        copy_weights=copy_weights,
     )
-    measure_and_show(
-        prepared, config, output or default_folder(chosen, prepared.workers), ray, repeats, as_json
-    )
+    if train:
+        from simrl_replay.trained import check_trainable, follows
+
+        if ray is not None:
+            raise InputError(
+                f"--ray {ray} and --train: weights go through a folder of this machine; leave --ray out"
+            )
+        check_trainable(prepared, config)
+        config = dataclasses.replace(config, recorded_tokens=follows(prepared, config))
+    folder = output or default_folder(chosen, prepared.workers)
+    trained_form = (lambda each: form(each)[0]) if train else None
+    measure_and_show(prepared, config, folder, ray, repeats, as_json, trained_form)

@@ -2,9 +2,10 @@
 reports.
 
 Invariant: commands take effect in order at the first boundary between two steps after their
-arrival, at once if the engine is idle. Every token of a request is reported once, with the weights
-that generated it, and before the report of an event that follows it (the request's end, a weight
-load).
+arrival, at once if the engine is idle. New weights are loaded when no pass is in flight: with
+asynchronous scheduling, the pass that was scheduled ahead ends first, under the old ones. Every
+token of a request is reported once, with the weights that generated it, and before the report of an
+event that follows it (the request's end, a weight load).
 
 Messages are plain data, sent over a pipe between processes or by Ray. Times are `time.monotonic()`
 of this process. Tokens are reported with events, and otherwise every `REPORT_EVERY_S`: the bound on
@@ -18,6 +19,7 @@ import gc
 import os
 import time
 import traceback
+from array import array
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,7 +32,14 @@ from simrl.errors import InputError, StoppedError
 from simrl.runtime.worker import LoadMode
 from simrl_replay.engine_request import Drafts
 from simrl_replay.proposer import DrafterSetup, Forced
-from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, VllmEngine, explained
+from simrl_replay.vllm_adapter import (
+    EngineCounters,
+    EngineSettings,
+    PassWork,
+    Progress,
+    VllmEngine,
+    explained,
+)
 
 LOOK_EVERY_S = 0.002  # for awaited weights; a load takes longer
 REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
@@ -41,7 +50,11 @@ REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 sa
 class Begin(NamedTuple):
     """Start a request: generate `tokens` tokens after `prompt_ids` and the earlier `token_ids`.
     `forced` is for a drafter whose acceptance is forced. A request with a `salt` finds prefixes of
-    requests with an equal one alone."""
+    requests with an equal one alone.
+
+    At each of `turns`, in tokens of the response, it leaves the engine until `Resume`. `answers` are
+    the environment's so far: the tokens of the response before it, and its own. With `waits` the
+    request enters the engine with its first `Resume`."""
 
     number: int
     prompt_id: int
@@ -50,7 +63,17 @@ class Begin(NamedTuple):
     tokens: int
     forced: Forced | None = None
     salt: int | None = None
+    turns: tuple[int, ...] = ()
+    answers: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    waits: bool = False
     window: int | None = None
+
+
+class Resume(NamedTuple):
+    """Let a request go on after the environment's answer."""
+
+    number: int
+    answer_ids: tuple[int, ...]
 
 
 class Abort(NamedTuple):
@@ -59,11 +82,20 @@ class Abort(NamedTuple):
     number: int
 
 
+class Kill(NamedTuple):
+    """End a request whose response then counts as done; report when it has a token, if it has
+    none."""
+
+    key: int
+    number: int
+
+
 class LoadWeights(NamedTuple):
     """Load weights from a folder; the load takes `held_s` longer than needed. With a `retry_s`,
-    requests that recompute or start over are aborted, and come back so long afterwards. The weights
-    of a drafter in the folder `drafter`, if it is named, come with them; a folder in writing is
-    awaited. With `siblings`, drafts are from siblings in place of the drafter's."""
+    requests that recompute or start over are aborted, and come back so long afterwards. A folder
+    that is being written is awaited for at most `awaited_s`; no token is generated meanwhile. The
+    weights of a drafter in the folder `drafter`, if it is named, come with them; they are awaited,
+    too. With `siblings`, drafts are from siblings in place of the drafter's."""
 
     key: int
     version: int
@@ -71,6 +103,7 @@ class LoadWeights(NamedTuple):
     running: LoadMode
     held_s: float
     retry_s: float = 0.0
+    awaited_s: float = 0.0
     drafter: str = ""
     siblings: bool = False
 
@@ -113,14 +146,27 @@ class Reset(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Report the engine's counters since its reset."""
+    """Report the engine's counters since its reset, and its passes."""
 
 
 class Close(NamedTuple):
     """End the process."""
 
 
-Command = Begin | Abort | LoadWeights | Watch | Ask | SlowDown | DraftCall | Reset | Count | Close
+Command = (
+    Begin
+    | Resume
+    | Abort
+    | Kill
+    | LoadWeights
+    | Watch
+    | Ask
+    | SlowDown
+    | DraftCall
+    | Reset
+    | Count
+    | Close
+)
 
 # Reports.
 
@@ -159,13 +205,22 @@ class Gained(NamedTuple):
     until_s: float
 
 
+class Paused(NamedTuple):
+    """End of a request's turn: it has left the engine until `Resume`."""
+
+    number: int
+    at_s: float
+
+
 class Ended(NamedTuple):
-    """End of a request, `whole` if it has all its tokens. `drafts` are its `DraftCounts`."""
+    """End of a request, `whole` if it has all its tokens, `killed` by `Kill`. `drafts` are its
+    `DraftCounts`."""
 
     number: int
     at_s: float
     whole: bool
     drafts: Drafts
+    killed: bool = False
 
 
 class Loaded(NamedTuple):
@@ -188,13 +243,33 @@ class Reached(NamedTuple):
     vocabulary: int = 0
 
 
+class Counted(NamedTuple):
+    """Answer to `Count`: the counters, and the passes one after another, each with the values that
+    `PASS` names. A pass begins when the last one ends, when a load ends, or when a request comes to
+    an idle engine; `cpu_s` is what this thread had of a core until it ended."""
+
+    counters: EngineCounters
+    passes: array[float]
+
+
+PASS = ("began_s", "ended_s", "cpu_s", *PassWork._fields)
+
+
+class NoRoom(NamedTuple):
+    """The link's own report: nothing can run the engine that is to take a lost one's place yet."""
+
+    message: str
+
+
 class Alive(NamedTuple):
-    """The engine is at a boundary and has nothing else to report."""
+    """The engine is at a boundary and has nothing else to report; or there is room for it again."""
 
     at_s: float
 
 
-Report = Ready | Failed | Begun | Gained | Ended | Loaded | Reached | EngineCounters | Alive
+Report = (
+    Ready | Failed | Begun | Gained | Paused | Ended | Loaded | Reached | Counted | NoRoom | Alive
+)
 
 
 class Channel(Protocol):
@@ -221,7 +296,8 @@ class _RunningRequest:
     watches: list[tuple[int, int]] = field(default_factory=list)  # tokens, key
     drafts: list[int] = field(
         default_factory=lambda: [0, 0, 0, 0, 0]
-    )  # as in `Ended`: of vLLM's own drafter, or of simrl's before the request was aborted
+    )  # as in `Ended`: of vLLM's own drafter, or of simrl's before the request left the engine
+    answers: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -230,6 +306,20 @@ class _RunningRequest:
     @property
     def have(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def next_stop(self) -> int:
+        """Tokens of the response at the end of this turn, or at its own end."""
+        end = len(self.begin.token_ids) + self.begin.tokens
+        return min((turn for turn in self.begin.turns if turn > self.have), default=end)
+
+    @property
+    def text(self) -> tuple[int, ...]:
+        """The tokens of the context: the prompt, the response, and the environment's answers."""
+        text, at = self.begin.prompt_ids, 0
+        for tokens, answer_ids in self.answers:
+            text, at = (*text, *self.token_ids[at:tokens], *answer_ids), tokens
+        return (*text, *self.token_ids[at:])
 
 
 class Host:
@@ -247,6 +337,8 @@ class Host:
         self._reported_s = time.monotonic()
         self._slowdown = 1.0
         self._begun = 0
+        self._passes = array("d")  # as in `Counted`
+        self._boundary_s = 0.0, 0.0  # wall clock and CPU time at which the next pass begins
         self._drafter_folder = ""  # of the weights that the drafter got last
         self.closed = False
 
@@ -291,11 +383,20 @@ class Host:
         match command:
             case Begin():
                 self._begin(command)
+            case Resume(number, answer_ids):
+                if number in self._requests:
+                    request = self._requests[number]
+                    if answer_ids:
+                        request.answers.append((request.have, answer_ids))
+                    self._add(request)
             case Abort(number):
                 if number in self._requests:
-                    self._abort(self._requests[number])
-                    self._end(self._requests[number], time.monotonic(), whole=False)
-                    self._load_what_may()
+                    self._abort_for_good(self._requests[number])
+            case Kill(key, number):
+                if number in self._requests and self._requests[number].have == 0:
+                    self._requests[number].watches.append((1, key))
+                elif number in self._requests:
+                    self._abort_for_good(self._requests[number], killed=True)
             case LoadWeights():
                 self._loads.append(command)
                 self._load_what_may()
@@ -316,18 +417,22 @@ class Host:
             case Reset():
                 self._reset(command)
             case Count():
-                self._reports.append(self._engine.counters())
+                self._reports.append(Counted(self._engine.counters(), self._passes))
             case Close():
                 self.closed = True
 
     def _begin(self, command: Begin) -> None:
-        request = _RunningRequest(command, "", list(command.token_ids))
+        had, answers = list(command.token_ids), list(command.answers)
+        request = _RunningRequest(command, "", had, answers=answers)
         self._requests[command.number] = request
-        self._add(request)
+        if not command.waits:
+            self._add(request)
 
     def _add(self, request: _RunningRequest) -> None:
         """Add a request to the engine, with the tokens that it has."""
         self._begun += 1
+        if not self._by_engine_id:
+            self._boundary_s = time.monotonic(), time.thread_time()
         begin, had = request.begin, tuple(request.token_ids)
         request.request_id = request_id = f"{begin.number}.{self._begun}"
         self._by_engine_id[request_id] = request
@@ -337,22 +442,31 @@ class Host:
             )
         recorded = begin.forced.recorded[len(had) :] if begin.forced else ()
         follows = self._engine.settings.recorded
-        tokens = len(begin.token_ids) + begin.tokens - len(had)
         self._engine.add(
             request_id,
-            begin.prompt_ids + had,
-            tokens,
+            request.text,
+            request.next_stop - len(had),
             recorded if follows else (),
             begin.salt,
         )
         self._reports.append(Begun(begin.number, time.monotonic()))
 
+    def _abort_for_good(self, request: _RunningRequest, killed: bool = False) -> None:
+        self._abort(request)
+        self._end(request, time.monotonic(), whole=False, killed=killed)
+        self._load_what_may()
+
     def _abort(self, request: _RunningRequest) -> None:
-        """Take a request out of the engine, if it is there, and keep its counts of drafts."""
-        if self._by_engine_id.pop(request.request_id, None) is None:
+        """Take a request out of the engine, if it is there."""
+        if request.request_id in self._by_engine_id:
+            self._engine.abort(request.request_id)
+            self._leave(request)
+        else:
             self._aborted = deque(entry for entry in self._aborted if entry[1] is not request)
-            return
-        self._engine.abort(request.request_id)
+
+    def _leave(self, request: _RunningRequest) -> None:
+        """Note that a request has left the engine, and keep its counts of drafts."""
+        del self._by_engine_id[request.request_id]
         if (drafter := self._engine.drafter) is not None:
             counts = drafter.ends(request.request_id)
             request.drafts = [a + b for a, b in zip(request.drafts, counts, strict=True)]
@@ -370,6 +484,7 @@ class Host:
                     token_ids=(), tokens=request.begin.tokens + len(request.begin.token_ids)
                 )
                 request.token_ids, request.first_s, request.told_first = [], None, False
+                request.answers = []
         if load.retry_s > 0:
             back = [(now_s + load.retry_s, request) for request in aborted]
             self._aborted = deque(sorted([*self._aborted, *back], key=itemgetter(0)))
@@ -385,7 +500,17 @@ class Host:
         progress = self._engine.step()
         if self._slowdown > 1.0:
             time.sleep((time.monotonic() - started_s) * (self._slowdown - 1.0))
-        now_s = time.monotonic()
+        (began_s, before_s), self._boundary_s = (
+            self._boundary_s,
+            (time.monotonic(), time.thread_time()),
+        )
+        now_s, cpu_s = self._boundary_s
+        if (work := self._engine.last_pass) is not None:
+            self._passes.extend((began_s, now_s, cpu_s - before_s, *work))
+        self._take(progress, now_s)
+
+    def _take(self, progress: Sequence[Progress], now_s: float) -> None:
+        """Give requests the tokens of a pass, and let those go that have ended, or ended a turn."""
         for gained in progress:
             request = self._by_engine_id.get(gained.request_id)
             if request is None:
@@ -398,7 +523,11 @@ class Host:
             request.token_ids += gained.token_ids
             if request.watches:
                 self._tell_watches(request, now_s)
-            if gained.finished:
+            if gained.finished and request.have in request.begin.turns:
+                self._tell_tokens(request, now_s)
+                self._leave(request)
+                self._reports.append(Paused(request.number, now_s))
+            elif gained.finished:
                 self._end(request, now_s, whole=True)
 
     def _load_what_may(self) -> bool:
@@ -407,6 +536,7 @@ class Host:
         waiting = len(self._loads)
         while self._loads and (self._loads[0].running != "drain" or self._engine.running == 0):
             load = self._loads.popleft()
+            self._take(self._engine.settle(), time.monotonic())
             now_s = time.monotonic()
             for request in self._requests.values():
                 self._tell_tokens(request, now_s)
@@ -414,14 +544,19 @@ class Host:
             aborted = self._abort_all(load, now_s)
             if load.running != "keep":
                 self._engine.recompute_running()
+            while time.monotonic() < now_s + load.awaited_s and not Path(load.folder).exists():
+                time.sleep(LOOK_EVERY_S)
             self._engine.load_weights(load.folder)
             self._load_drafter(load.drafter)
             if load.held_s:
                 time.sleep(load.held_s)
             if self._engine.drafter is not None:
                 self._engine.drafter.new_rollout(load.siblings)
+            self._boundary_s = time.monotonic(), time.thread_time()
             numbers = tuple(request.number for request in aborted)
-            self._reports.append(Loaded(load.key, load.version, now_s, time.monotonic(), numbers))
+            self._reports.append(
+                Loaded(load.key, load.version, now_s, self._boundary_s[0], numbers)
+            )
             for request in aborted if load.retry_s == 0 else ():
                 self._add(request)
         self._engine.admit(not self._loads)
@@ -445,21 +580,25 @@ class Host:
         self._slowdown = 1.0
         if self._engine.unfinished:
             self._engine.step()  # lets the engine see what was aborted
+        self._engine.settle()
         if self._engine.drafter is not None:
             self._engine.drafter.configure(DrafterSetup())
         self._engine.recompute_running()
         self._engine.load_weights(command.folder)
         self._load_drafter(command.drafter)
         self._engine.reset_counters()
+        self._passes = array("d")
         self._reports.append(
             Reached(command.key, time.monotonic(), vocabulary=self._engine.vocabulary)
         )
 
     # Reports.
 
-    def _end(self, request: _RunningRequest, now_s: float, whole: bool) -> None:
+    def _end(
+        self, request: _RunningRequest, now_s: float, whole: bool, killed: bool = False
+    ) -> None:
         self._tell_tokens(request, now_s)
-        self._reports.append(Ended(request.number, now_s, whole, self._drafts(request)))
+        self._reports.append(Ended(request.number, now_s, whole, self._drafts(request), killed))
         self._forget(request)
 
     def _forget(self, request: _RunningRequest) -> None:

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 from simrl.errors import InputError, StoppedError
 from simrl.files import temporary_folder
 from simrl.interrupts import ctrl_c_waits
-from simrl_replay.host import Channel, Close, Command, Failed, Ready, run_host, serve
+from simrl_replay.host import Channel, Close, Command, Failed, NoRoom, Ready, run_host, serve
 from simrl_replay.vllm_adapter import EngineSettings, VllmEngine, thread_variables
 
 Work = Callable[[VllmEngine, Channel], None]
@@ -46,11 +46,13 @@ class GoneError(StoppedError):
 
 class EngineLink(Protocol):
     """A line to one engine. `connection` yields lists of reports; `offset_s` is how far the
-    engine's clock is ahead of this one."""
+    engine's clock is ahead of this one. `place` is the engine's machine, as the result records it;
+    empty for this one, and for an engine that has not started."""
 
     name: str
     connection: Connection
     offset_s: float
+    place: Mapping[str, str]
 
     def send(self, commands: Sequence[Command]) -> None:
         """Send commands; do nothing if the engine is gone, which the connection's end shows."""
@@ -91,6 +93,7 @@ class ProcessLink:
     """
 
     offset_s = 0.0  # processes of a host share `time.monotonic()`
+    place: Mapping[str, str] = {}
 
     def __init__(
         self,
@@ -302,6 +305,8 @@ def first_report(link: EngineLink) -> Ready:
         raise StoppedError(f"{link.name}: {link.death()}, before it was up") from None
     if isinstance(report, Failed):
         raise InputError(f"{link.name}: {report.message}")
+    if isinstance(report, NoRoom):
+        raise StoppedError(f"{link.name}: {report.message}")
     assert isinstance(report, Ready)
     return report
 
@@ -314,7 +319,7 @@ def received(link: EngineLink) -> Sequence[Any]:
     except (EOFError, OSError):
         raise GoneError(f"{link.name}: {link.death()}") from None
     for report in reports:
-        if isinstance(report, Failed):
+        if isinstance(report, Failed | NoRoom):
             raise StoppedError(f"{link.name}: {report.message}")
     return reports
 

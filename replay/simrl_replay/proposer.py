@@ -312,9 +312,12 @@ class Proposer:
         gets it (SpecActor §4.3)."""
         from simrl_replay.drafting_ahead import start_drafters  # which imports this module
 
-        for process in processes:
-            if process.settings.model not in self._lines:
-                self._lines[process.settings.model] = start_drafters(process)
+        new = {
+            each.settings.model: each
+            for each in processes
+            if each.settings.model not in self._lines
+        }
+        self._lines.update(zip(new, start_drafters(list(new.values())), strict=True))
 
     def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
         self._store: HistoryStore | None = None

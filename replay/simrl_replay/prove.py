@@ -751,7 +751,7 @@ def _engine_counts(result: Result) -> dict[str, int] | None:
     """Return what all real engines counted, by the simulator's names."""
     facts = result.metadata["replay"]
     each = facts.get("engines")
-    if not each or not all(each) or facts["happened"]:
+    if not each or not all("passes" in engine for engine in each) or facts["happened"]:
         return None  # an engine that was lost has counted a part
     return {ours: sum(engine[name] for engine in each) for ours, name in COUNTS.items()}
 

@@ -67,7 +67,7 @@ class Rank:
         return dict(zip(names, drafted.tolist(), strict=True))
 
     def load_drafter(self, folder: str) -> None:
-        """Load weights of the drafter in place, as vLLM reloads those of a target; weights that the
+        """Load weights of the drafter in place, as vLLM reloads a target's; weights that the
         folder lacks (those that it shares with its target) stay."""
         from safetensors.torch import load_file
         from vllm.config import set_current_vllm_config

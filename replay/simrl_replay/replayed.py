@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from simrl.analysis.agreement import Agreement, agree, method_without_drafts, repeat_spread
 from simrl.errors import InputError, StoppedError
@@ -34,7 +35,8 @@ from simrl.study.executors import connect
 from simrl.study.progress import compile_kernels, progress_bar
 from simrl.systems.recipes import parameters_of
 from simrl.trace.trace import write_trace
-from simrl_replay.ray_link import ray_fleet
+from simrl_replay.measured_passes import Split, split_error
+from simrl_replay.ray_link import places_line, ray_fleet
 from simrl_replay.replayer import (
     Measured,
     ReplayConfig,
@@ -49,6 +51,9 @@ from simrl_replay.sized import gpus_for
 from simrl_replay.spot_head import accept_lengths
 from simrl_replay.vllm_adapter import EngineSettings
 
+if TYPE_CHECKING:  # needs torch
+    from simrl_replay.trained import RealTraining
+
 
 def measure_and_show(
     prepared: Prepared,
@@ -57,8 +62,10 @@ def measure_and_show(
     ray: str | None,
     repeats: int,
     as_json: bool,
+    trained_form: Callable[[Scenario], Prepared] | None = None,
 ) -> None:
-    """Simulate, replay, write all results to `folder`, and print the agreement."""
+    """Simulate, replay, write all results to `folder`, and print the agreement. With a
+    `trained_form`, which prepares the scenario again, updates are real."""
     check_replayable(prepared, config)
     check_engine(config)
     training = prepared.drafts.speculation.training if prepared.drafts else None
@@ -73,25 +80,47 @@ def measure_and_show(
     steps = prepared.scenario.steps
     replaced = (folder / "agreement.json").exists()
     notes = Screen(stderr=True)
+    trains = trained_form is not None
     for difference in setting_differences(
-        prepared.profile.metadata, _timed_settings(settings, prepared.workers)
+        prepared.profile.metadata,
+        _timed_settings(settings, prepared.workers + (trains and not prepared.colocated)),
     ):
         notes.print(f"note: the {difference}")
-    with ctrl_c_once(), write_whole_folder(folder, MANIFEST) as temporary:
+    with (
+        ctrl_c_once(),
+        write_whole_folder(folder, MANIFEST) as temporary,
+        ExitStack() as held,
+    ):
+        training: RealTraining | None = None
         compile_kernels(
             [prepared.limits.dp]
         )  # where Ctrl-C waits: within, it would end in a traceback of the compiler
-        predicted = simulate_prepared(prepared)
+        if trained_form is None:
+            predicted = simulate_prepared(prepared)
+        else:
+            from simrl_replay import trained
+
+            notes.print("the trainer starts, and its updates are measured …")
+            (temporary / "logs").mkdir()
+            training = held.enter_context(
+                trained.real_training(prepared, config, temporary / "logs")
+            )
+            prepared = trained_form(trained.with_measured_training(prepared.scenario, training))
+            predicted = trained.predict(prepared)
         if method := method_without_drafts(predicted):
             notes.print(f"note: as predicted, {not_drafted(method)}")
         notes.print(
             f"predicted: {predicted.metadata['end_s']:.1f} s for {steps} updates; starting engines …"
         )
         fleet = _start_engines(prepared, settings, config, ray, temporary / "logs", folder)
-        notes.print("engines are up; replaying …")
+        where = "" if ray is None else f": {places_line([link.place for link in fleet.links])}"
+        notes.print(f"engines are up{where}; replaying …")
         with fleet:
-            measured = _replays(prepared, fleet, config, repeats)
-        agreements, text = _write(temporary, folder, predicted, measured)
+            measured, not_begun = _replays(prepared, fleet, config, repeats, training)
+        # A real trainer's seconds are neither the engines' speed nor the schedule.
+        passes = [] if training else [each for each in measured if each.passes]
+        splits = [split_error(prepared, each.result, each.passes) for each in passes]
+        agreements, text = _write(temporary, folder, predicted, measured, splits)
     if as_json:
         print(text)
     else:
@@ -99,19 +128,36 @@ def measure_and_show(
         say(
             Screen(),
             repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread),
+            *(split.line for split in splits[:1]),
         )
+<<<<<<< HEAD
         for line in drafter_lines(predicted, measured[0].result):
             say(Screen(), line)
+=======
+        say(Screen(), *counts_beside(predicted, measured[0].result))
+>>>>>>> origin/main
         for number, each in enumerate(measured, 1):
             where = f", replay {number}" if len(measured) > 1 else ""
             for event in each.result.metadata["replay"]["happened"]:
                 print(f"At {event['at_s']:.1f} s{where}: {event['message']}.")
-        print(f"Training and rewards took the predicted time. Written to {folder}.")
+        facts = measured[-1].result.metadata["replay"]
+        if ray is not None:
+            lost = "".join(f"; {node} was lost" for node in facts.get("lost_nodes", ()))
+            print(f"{places_line(facts['engines'])} at the end of the replay{lost}.")
+        print(balance_line(facts["tokens"]))
+        if training is None:
+            took = "Training and rewards took the predicted time"
+        else:
+            first, bound = measured[0].result, prepared.system.off_policyness
+            Screen().print(trained.phases_table(trained.phases_of(predicted, first)))
+            say(Screen(), trained.versions_line(predicted, first, bound))
+            took = training.words
+        say(Screen(), f"{took}. Written to {folder}.")
         if replaced:
             print(
                 "The results of an earlier replay there were replaced; --output names another folder."
             )
-    if (stopped := measured[-1].stopped) is not None:
+    if (stopped := measured[-1].stopped or not_begun) is not None:
         why = str(stopped) or "interrupted"
         raise StoppedError(f"{why}; the results up to then are in {folder}")
 
@@ -126,7 +172,7 @@ def _start_engines(
 ) -> ReplayEngines:
     """Start the engines on this machine, or on the Ray cluster at the address `ray`; keep the logs
     of a failed start."""
-    logs.mkdir()
+    logs.mkdir(exist_ok=True)
     if ray is not None:
         return ray_fleet(prepared.workers, settings, config, ray)
     try:
@@ -140,15 +186,50 @@ def _start_engines(
 
 
 def _replays(
-    prepared: Prepared, fleet: ReplayEngines, config: ReplayConfig, repeats: int
-) -> list[Measured]:
-    """Replay on engines that stay up; what stops a replay ends the series."""
+    prepared: Prepared,
+    fleet: ReplayEngines,
+    config: ReplayConfig,
+    repeats: int,
+    training: RealTraining | None,
+) -> tuple[list[Measured], StoppedError | None]:
+    """Replay on engines that stay up; what stops a replay ends the series. Return the replays, and
+    why the next could not begin, if it could not."""
     measured: list[Measured] = []
     with progress_bar() as progress:
         task = progress.add_task("replaying: updates", total=repeats * prepared.scenario.steps)
         while len(measured) < repeats and not (measured and measured[-1].stopped):
-            measured.append(replay(prepared, fleet, config, lambda _: progress.advance(task)))
-    return measured
+            try:
+                measured.append(
+                    replay(prepared, fleet, config, lambda _: progress.advance(task), training)
+                )
+            except StoppedError as error:  # an engine is gone, and none can take its place
+                if not measured:
+                    raise
+                return measured, StoppedError(f"replay {len(measured) + 1} did not begin: {error}")
+    return measured, None
+
+
+def counts_beside(predicted: Result, measured: Result) -> list[str]:
+    """Return lines that show the engines' prefix hits, and what trajectories did between their
+    turns, beside the simulator's."""
+    lines, cache = [], predicted.metadata.get("prefix_cache")
+    engines = measured.metadata["replay"]["engines"]
+    if cache and cache["lookup_tokens"] and engines:
+        hit, queried = (
+            sum(engine.get(f"prefix_{name}_tokens", 0) for engine in engines)
+            for name in ("hit", "queried")
+        )
+        lines.append(
+            f"Prefix cache: {hit:,} of {queried:,} tokens of admitted requests were found, by vLLM's own counts; predicted "
+            f"{cache['hit_tokens']:,} of {cache['lookup_tokens']:,}"
+        )
+    if (of := predicted.metadata.get("agents")) and (real := measured.metadata.get("agents")):
+        lines.append(
+            f"Between turns: {real['in_tools_s']:,.1f} s in tools (predicted {of['in_tools_s']:,.1f}), "
+            f"{real['waiting_for_tool_slots_s']:,.1f} s of waiting for a tool slot ({of['waiting_for_tool_slots_s']:,.1f}), "
+            f"ended by the deadline: {real['killed']:,} ({of['killed']:,})"
+        )
+    return lines
 
 
 def _complete(measured: Sequence[Measured]) -> list[Result]:
@@ -156,7 +237,11 @@ def _complete(measured: Sequence[Measured]) -> list[Result]:
 
 
 def _write(
-    temporary: Path, folder: Path, predicted: Result, measured: Sequence[Measured]
+    temporary: Path,
+    folder: Path,
+    predicted: Result,
+    measured: Sequence[Measured],
+    splits: Sequence[Split],
 ) -> tuple[list[Agreement], str]:
     """Write all results, the trace and the agreements; return the agreements, and the JSON of the
     first, and of the repeats, with the final `folder`."""
@@ -173,17 +258,33 @@ def _write(
         "errors": [asdict(each.errors) for each in agreements],
         "spread": spread and asdict(spread),
     }
+<<<<<<< HEAD
     lengths = {
         name: accept_lengths(result)
         for name, result in (("predicted", predicted), ("measured", first.result))
     }
     figures = {"repeats": repeats, "accept_lengths": lengths}
     text = json.dumps({"folder": str(folder), **agreements[0].as_json(), **figures}, indent=1)
+=======
+    given = [split.as_json() for split in splits]
+    facts = {
+        "folder": str(folder),
+        **agreements[0].as_json(),
+        "repeats": repeats,
+        "given_measured_passes": given,
+    }
+    if "trained" in first.result.metadata["replay"]:
+        from simrl_replay.trained import phases_json
+
+        facts["phases"] = [phases_json(predicted, each.result) for each in measured]
+    text = json.dumps(facts, indent=1)
+>>>>>>> origin/main
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
     save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")
     return agreements, text
 
 
+<<<<<<< HEAD
 def drafter_lines(predicted: Result, measured: Result) -> list[str]:
     """Return what a drafter that was trained accepts, by policy version, and how it was trained;
     nothing where none was."""
@@ -206,6 +307,18 @@ def drafter_lines(predicted: Result, measured: Result) -> list[str]:
             f"{last:.0%} of the last."
         )
     return lines
+=======
+def balance_line(tokens: Mapping[str, int]) -> str:
+    """Return a line on the tokens that the engines reported and what became of them."""
+    generated, *kept = tokens.values()
+    of = [
+        f"{count:,} {name.replace('_', ' ')}"
+        for name, count in list(tokens.items())[1:]
+        if count or name == "trained"
+    ]
+    wrong = "" if generated == sum(kept) else ", which are not equal: report this with the scenario"
+    return f"Tokens: {generated:,} generated = {' + '.join(of)}{wrong}."
+>>>>>>> origin/main
 
 
 def default_folder(scenario: Scenario, workers: int) -> Path:
@@ -214,14 +327,14 @@ def default_folder(scenario: Scenario, workers: int) -> Path:
     return Path("results") / f"{scenario.name}-{folder_name(scenario)}-workers-{workers}-replay"
 
 
-def _timed_settings(settings: EngineSettings, workers: int) -> dict[str, Any]:
+def _timed_settings(settings: EngineSettings, processes: int) -> dict[str, Any]:
     """Return the settings that change a pass's time for equal work; on a CPU also the number of
-    engines that share it."""
+    processes that share it: engines, and a trainer beside them."""
     named = {
         name: getattr(settings, name)
         for name in ("device", "dtype", "tp", "block_size", "temperature")
     }
-    return named | ({"neighbours": workers - 1} if settings.device == "cpu" else {})
+    return named | ({"neighbours": processes - 1} if settings.device == "cpu" else {})
 
 
 def chosen_scenario(

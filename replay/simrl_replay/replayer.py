@@ -3,8 +3,8 @@ simulated workers.
 
 Invariant: everything but the rollout workers and the clock is the simulator's. Lengths are the
 trace's, tokens are really generated and weights really loaded; training and rewards take their
-simulated time, and the result records it. A stopped replay leaves the result up to then, and no
-process.
+simulated time, or are real too (`simrl_replay.trained`), and the result records which. A stopped
+replay leaves the result up to then, and no process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -26,13 +26,13 @@ from simrl.interrupts import ctrl_c_waits
 from simrl.result.result import Result
 from simrl.runtime.drafting import Drafting
 from simrl.runtime.rollout import Rollout
-from simrl.simulate.prepare import Prepared
+from simrl.simulate.prepare import Prepared, longest_allowed
 from simrl.simulate.run import Schedule
 from simrl.speculation.plan import DraftPlan
-from simrl.trace.trace import Response, Sample, Trace, TraceMetadata
+from simrl.trace.trace import Response, Sample, Trace, TraceMetadata, Turn
 from simrl_replay.ahead import DrafterProcess
 from simrl_replay.clock import WallClock
-from simrl_replay.host import Close, Command, Count, DraftCall, Reached, Report, Reset
+from simrl_replay.host import Close, Command, Count, Counted, DraftCall, Reached, Report, Reset
 from simrl_replay.link import (
     EngineLink,
     GoneError,
@@ -44,6 +44,7 @@ from simrl_replay.link import (
     start_all,
     wait_until_ready,
 )
+from simrl_replay.measured_passes import Passes, passes_of
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.speculative import (
     TRAINED_FORM,
@@ -58,13 +59,15 @@ from simrl_replay.speculative import (
 )
 from simrl_replay.spot_head import SpotHead, head_trainer
 from simrl_replay.vllm_adapter import (
-    EngineCounters,
     EngineSettings,
     check_model,
     check_weights,
     vllm_version,
 )
 from simrl_replay.vllm_worker import VllmWorker
+
+if TYPE_CHECKING:  # needs torch, which other replays leave to their engines
+    from simrl_replay.trained import RealTraining
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,8 @@ class ReplayConfig:
     own, token by token, whatever the weights. `engines_per_gpu` engines share a GPU: each gets its
     part of `engine.gpu_memory_utilization`, and they start in turn. `graphs` are the CUDA graphs,
     as in `EngineSettings`. `draft_model` is the folder of the draft model; of several,
-    `draft_models` has each one's by its name.
+    `draft_models` has each one's by its name. On a cluster, `copy_weights` gives every node copies
+    of the weights also where it sees their path, as on a slow network file system.
     """
 
     model: Path
@@ -100,6 +104,7 @@ class ReplayConfig:
     start_deadline_s: float = 600.0
     engines_per_gpu: int = 1
     graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
+    copy_weights: bool = False
 
     @property
     def draft_folders(self) -> DraftFolders:
@@ -111,12 +116,13 @@ class ReplayConfig:
 
 
 class Measured(NamedTuple):
-    """Output of a replay: its result, the trace of the generated tokens, and the error that stopped
-    it, if any."""
+    """Output of a replay: its result, the trace of the generated tokens, the error that stopped it,
+    if any, and the passes of each engine; without passes if an engine was lost."""
 
     result: Result
     trace: Trace | None
     stopped: BaseException | None
+    passes: tuple[Passes, ...] = ()
 
 
 def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
@@ -128,15 +134,9 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out",
         ),
         (
-            any(
-                name in prepared.trace.table.column_names
-                for name in ("turn_tokens", "environment_s")
-            ),
-            "its samples have turns of an environment, and engines here keep no cache through a pause",
-        ),
-        (
-            prepared.scenario.agents.deadline_s is not None,
-            "trajectories of real engines here have no deadline (agents.deadline_s)",
+            prepared.has_turns and prepared.agents.kv in ("keep", "offload"),
+            f"agents.kv_while_tool_runs is {prepared.agents.kv}, and vLLM keeps no blocks for a request that has ended; use "
+            "cache with engine.prefix_caching, or drop without",
         ),
         (
             system.dispatch.kv_pool,
@@ -169,16 +169,24 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         ),
         *_untrainable(drafts, config),
         (
-            prepared.limits.async_scheduling,
-            "engines here schedule no pass ahead (engine.async_scheduling); set it to false",
+            prepared.limits.async_scheduling and drafts is not None,
+            "it drafts when a pass is over, and the next one is scheduled by then; set engine.async_scheduling=false",
+        ),
+        (
+            prepared.limits.async_scheduling
+            and prepared.scenario.cluster.tp > 1
+            and config.device == "cpu",
+            "on a CPU, engines of several ranks schedule no pass ahead; set engine.async_scheduling=false, or cluster.tp=1",
         ),
         (
             prepared.judge is not None,
             "judges are not replayed; use judge=null, and training.reward_s for its seconds",
         ),
         (
-            prepared.costs.evaluate_every > 0 or prepared.scenario.evaluation is not None,
-            "evaluations (evaluation, training.evaluate_every) are not replayed; leave them out",
+            follows_trace(config)
+            and prepared.scenario.evaluation is not None
+            and prepared.scenario.evaluation.lengths is not None,
+            "responses follow the tokens of the workload's trace, and evaluation.lengths has others; leave it out",
         ),
         (
             config.forced_acceptance
@@ -198,6 +206,11 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         raise InputError(f"{prepared.scenario.file}: {system.label} cannot be replayed: {wrong}")
     if config.dummy_weights and config.weights:
         raise InputError("--dummy and --weights exclude each other: dummy weights have no versions")
+
+
+def follows_trace(config: ReplayConfig) -> bool:
+    """Return whether the trace's own tokens are needed."""
+    return config.recorded_tokens or config.forced_acceptance
 
 
 def _untrainable(drafts: DraftPlan | None, config: ReplayConfig) -> list[tuple[bool, str]]:
@@ -253,8 +266,18 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
                 by_name=config.draft_models,
             )
     drafted = int(speculative["num_speculative_tokens"]) if speculative else 0
-    prompt_tokens, capacity = trace.column("prompt_tokens"), limits.kv_blocks * limits.block_size
-    longest = int((prompt_tokens + trace.column("response_tokens")).max())
+    traces = [each for each in (trace, prepared.evaluation_trace) if each is not None]
+    capacity = limits.kv_blocks * limits.block_size
+    longest = max(
+        int(
+            (
+                each.column("prompt_tokens")
+                + each.observation_tokens()
+                + each.column("response_tokens")
+            ).max()
+        )
+        for each in traces
+    )
     if capacity < longest + 2 * drafted:
         raise InputError(
             f"engine.kv_cache_tokens: {capacity} tokens do not hold the longest sample ({longest}"
@@ -266,9 +289,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         max_num_seqs=limits.max_num_seqs,
         max_num_batched_tokens=limits.max_num_batched_tokens,
         block_size=limits.block_size,
-        max_model_len=min(
-            int(prompt_tokens.max()) + trace.metadata.cap_tokens + 2 * drafted, capacity
-        ),
+        max_model_len=min(max(map(longest_allowed, traces)) + 2 * drafted, capacity),
         kv_blocks=limits.kv_blocks,
         tp=prepared.scenario.cluster.tp,
         draft_gpus=prepared.drafts.draft_gpus if prepared.drafts else 0,
@@ -282,6 +303,7 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         gpu_memory_utilization=prepared.scenario.engine.gpu_memory_utilization
         / config.engines_per_gpu,
         prefix_caching=limits.prefix_caching,
+        async_scheduling=limits.async_scheduling,
         recorded=config.recorded_tokens,
         graphs=config.graphs,
     )
@@ -331,6 +353,10 @@ class ReplayEngines:
         self.links[worker] = self._start[worker]()
         return self.links[worker]
 
+    def facts(self) -> dict[str, Any]:
+        """Return what a result records of the engines' machines, if there are others than this."""
+        return {}
+
     def __enter__(self) -> ReplayEngines:
         return self
 
@@ -369,14 +395,15 @@ def replay(
     fleet: ReplayEngines,
     config: ReplayConfig,
     on_step: Callable[[int], None] | None = None,
+    training: RealTraining | None = None,
 ) -> Measured:
-    """Run the schedule on the fleet. The error that stops it (Ctrl-C, an engine that keeps dying)
-    is in the returned value. A drafter that the schedule trains is trained in a process that is up
-    meanwhile."""
+    """Run the schedule on the fleet, and with a `training` its updates. The error that stops it
+    (Ctrl-C, an engine that keeps dying) is in the returned value. A drafter that the schedule
+    trains is trained in a process that is up meanwhile."""
     check_replayable(prepared, config)
-    training = prepared.drafts.speculation.training if prepared.drafts else None
-    if training is None or not training.adaptive:
-        return _replay(prepared, fleet, config, on_step, None)
+    drafter_training = prepared.drafts.speculation.training if prepared.drafts else None
+    if drafter_training is None or not drafter_training.adaptive:
+        return _replay(prepared, fleet, config, on_step, training, None)
     assert config.draft_model is not None  # checked
     gpus = -(-prepared.workers // config.engines_per_gpu) * prepared.scenario.cluster.tp
     with head_trainer(
@@ -386,7 +413,7 @@ def replay(
         spare_gpu(gpus) if config.device == "cuda" else {},
         config.start_deadline_s,
     ) as trainer:
-        return _replay(prepared, fleet, config, on_step, trainer)
+        return _replay(prepared, fleet, config, on_step, training, trainer)
 
 
 def _replay(
@@ -394,6 +421,7 @@ def _replay(
     fleet: ReplayEngines,
     config: ReplayConfig,
     on_step: Callable[[int], None] | None,
+    training: RealTraining | None,
     trainer: tuple[ProcessLink, Path] | None,
 ) -> Measured:
     """Run the schedule on the fleet, with the process that trains the drafter, if there is one, and
@@ -417,8 +445,21 @@ def _replay(
         return tuple(draws.integers(0, vocabulary, tokens).tolist())
 
     def prompt_of(sample: Sample) -> tuple[int, ...]:
-        return prompt_ids(sample.prompt_id, sample.prompt_tokens)
+        text = training.prompt_ids(sample) if training else None
+        return text or prompt_ids(sample.prompt_id, sample.prompt_tokens)
 
+    @cache
+    def answer_ids(sample: Sample, turn: Turn) -> tuple[int, ...]:
+        draws = np.random.default_rng([prepared.scenario.seed, sample.uid, turn.end_tokens, 1])
+        return tuple(draws.integers(0, vocabulary, turn.observation_tokens).tolist())
+
+    # Versions in writing are awaited as long as an engine may take to start; a pause for them is real.
+    held_s = prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0)
+    weights, awaited_s = config.folder, 0.0
+    if training is not None:
+        training.restart()
+        weights, awaited_s = training.weights, config.start_deadline_s
+        held_s = prepared.system.on_update.pause_s
     heads: list[SpotHead] = []
 
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
@@ -426,8 +467,7 @@ def _replay(
         if trainer is not None and schedule.spot is not None:
             link, folder = trainer
             heads.append(SpotHead(env, link, schedule.spot, prompt_of, config.folder, folder))
-        follows = config.forced_acceptance or config.recorded_tokens
-        answers = answers_of(prepared, responses) if follows else None
+        answers = answers_of(prepared, responses) if follows_trace(config) else None
         return [
             VllmWorker(
                 env,
@@ -436,16 +476,20 @@ def _replay(
                 partial(fleet.restart, i),
                 responses,
                 prompt_of,
-                config.folder,
+                weights,
                 schedule.recorder,
                 config.step_deadline_s,
                 config.start_deadline_s,
                 happened.append,
                 setup,
-                prepared.costs.pause_s + (prepared.costs.load_s if config.dummy_weights else 0.0),
+                held_s,
                 answers,
                 prompts=schedule.prompts,
                 tail=tail,
+                awaited_s=awaited_s,
+                agents=schedule.agents,
+                answer_ids=answer_ids,
+                evaluates=(prepared.costs.evaluate_every, prepared.costs.evaluate_s),
                 drafting=drafting,
                 head=heads[0] if heads else None,
             )
@@ -453,19 +497,31 @@ def _replay(
         ]
 
     env.restart()
-    schedule = Schedule(prepared, env, make_workers, on_step)
+    learners = partial(training.learners, prompt_of) if training else None
+    schedule = Schedule(prepared, env, make_workers, on_step, learners)
     workers = connected(schedule)
     if setup is not None and setup.kind == "history":
         history = _History(workers, prepared.trace, schedule.workload.responses)
         for worker in workers:
             worker.on_done, worker.on_back = history.finished, history.tell_all
     stopped: BaseException | None = None
-    engines: list[dict[str, int]] = []
+    counters: list[dict[str, int]] = [{} for _ in fleet.links]
+    passes: tuple[Passes, ...] = ()
     try:
         schedule.run()
-        engines = counted(fleet, config.step_deadline_s)
+        up = [worker.is_up for worker in workers]
+        counters, rows = counted(fleet, up, config.step_deadline_s)
+        if all(rows) and not happened and not prepared.scenario.faults:
+            clocks_s = [env.monotonic_s + link.offset_s for link in fleet.links]
+            passes = tuple(map(passes_of, rows, clocks_s))
     except (KeyboardInterrupt, StoppedError) as error:
         stopped = error
+        without = ", ".join(worker.link.name for worker in workers if worker.without_room)
+        if without and isinstance(error, StoppedError):
+            stopped = StoppedError(
+                f"{without}: no room on the cluster after a loss, and the schedule cannot go on without; add a node, or use "
+                f"fewer --workers ({error})"
+            )
     result = schedule.result()
     facts = {
         "clock": "wall",
@@ -475,24 +531,51 @@ def _replay(
         "host": f"{platform.node()}, {platform.processor() or platform.machine()}",
         "weights": "dummy; loads were held for the predicted time, nothing was loaded"
         if config.dummy_weights
+        else "trained meanwhile, written to a folder, really loaded"
+        if training
         else f"{max(len(config.weights), 1)} versions from folders, really loaded",
         "temperature": config.temperature,
         "forced_acceptance": config.forced_acceptance,
         "recorded_tokens": config.recorded_tokens,
         "prompts": "token ids drawn at random, by seed and prompt_id, as long as the trace says",
-        "training": "held for as long as the simulator says; so are rewards",
-        "engines": engines,
+        "training": "real"
+        if training
+        else "held for as long as the simulator says; so are rewards",
+        "engines": [
+            {**link.place, **each} for link, each in zip(fleet.links, counters, strict=True)
+        ],
+        "tokens": balance(result, sum(worker.generated_total for worker in workers)),
         "happened": happened,
+        **fleet.facts(),
     }
+    if training is not None:
+        facts["trained"] = training.facts(result)
     if heads:
         facts |= heads[0].facts()
     result = replace(result, metadata={**result.metadata, "replay": facts})
-    rollouts = [rollout for rollout in schedule.recorder.rollouts() if rollout.done]
+    rollouts = [
+        rollout
+        for rollout in schedule.recorder.rollouts()
+        if rollout.done and not rollout.sample.is_evaluation
+    ]
     return Measured(
         result,
         _as_trace(rollouts, prepared, schedule.workload.responses) if rollouts else None,
         stopped,
+        passes,
     )
+
+
+def balance(result: Result, generated: int) -> dict[str, int]:
+    """Return the tokens that the engines reported, `generated`, and what became of them: those of
+    samples by status, and the ones that no sample keeps. Equal sums show that a loss of engines
+    lost and repeated none."""
+    samples = result.samples.to_pandas()
+    kept = {
+        status: int(samples.generated_tokens[samples.status == status].sum())
+        for status in ("trained", "dropped", "buffered", "in_flight")
+    }
+    return {"generated": generated, **kept, "duplicates": int(samples.duplicate_tokens.sum())}
 
 
 def _drafting(schedule: Schedule) -> Drafting | None:
@@ -524,9 +607,10 @@ def reset(
     trained: bool = False,
 ) -> int:
     """Reset all engines to their state after the start, with this drafter (its first weights, if it
-    was `trained`), and with the processes of those of the `tail` up; return the size of the
+    was `trained`), and with the processes of the `tail`'s drafters up; return the size of the
     vocabulary. Reports of an earlier run are dropped."""
-    ahead = [each.ahead.process for each in tail if each.ahead]
+    drafters = [each for each in (setup, *tail) if each is not None]
+    ahead = [each.ahead.process for each in drafters if each.ahead is not None]
     head = str(config.draft_model) if trained else ""
     resets: list[list[Command]] = [
         [
@@ -550,17 +634,23 @@ def reset(
     return vocabulary
 
 
-def counted(fleet: ReplayEngines, deadline_s: float) -> list[dict[str, int]]:
-    """Return the counters of each engine since its reset, or since its restart after a loss; {} for
-    an engine that is gone. Passes after the schedule's end, of requests that it left, count until
-    the engine answers."""
-    for link in fleet.links:
-        link.send([Count()])
+def counted(
+    fleet: ReplayEngines, up: Sequence[bool], deadline_s: float
+) -> tuple[list[dict[str, int]], list[Sequence[float]]]:
+    """Return the counters and the passes (`host.Passes`) of each engine since its reset, or since
+    its restart after a loss; none of an engine that is gone or, by `up`, starts. Passes after the
+    schedule's end, of requests that it left, count until the engine answers."""
     counters: list[dict[str, int]] = [{} for _ in fleet.links]
-    for each, link in zip(counters, fleet.links, strict=True):
+    passes: list[Sequence[float]] = [() for _ in fleet.links]
+    running = [i for i, runs in enumerate(up) if runs]
+    for i in running:
+        fleet.links[i].send([Count()])
+    for i in running:
+        link = fleet.links[i]
         with suppress(StoppedError):  # the result is worth more than its counters
-            each.update(_answer(link, EngineCounters, deadline_s)._asdict())
-    return counters
+            answer = _answer(link, Counted, deadline_s)
+            counters[i], passes[i] = answer.counters._asdict(), answer.passes
+    return counters, passes
 
 
 R = TypeVar("R", bound=Report)
@@ -641,6 +731,17 @@ def _as_trace(
     }
     if "reward" in prepared.trace.table.column_names:
         columns["reward"] = [responses[sample.uid].reward for sample in samples]
+    if prepared.has_turns:
+        turns = [
+            [t for t in responses[r.sample.uid].turns if t.end_tokens < r.tokens] for r in rollouts
+        ]
+        ends = [
+            [0, *(t.end_tokens for t in of), r.tokens]
+            for of, r in zip(turns, rollouts, strict=True)
+        ]
+        columns["turn_tokens"] = [np.diff(each).tolist() for each in ends]
+        columns["turn_environment_s"] = [[t.environment_s for t in of] for of in turns]
+        columns["turn_observation_tokens"] = [[t.observation_tokens for t in of] for of in turns]
     return Trace.from_columns(
         columns,
         TraceMetadata(

@@ -202,8 +202,8 @@ def drafter_setups(
     plan = _replayable(prepared)
     setups: dict[str | None, DrafterSetup] = {None: _setup_of(prepared, plan, folders, process)}
     for name, other in (prepared.tail.plans if prepared.tail else {}).items():
-        mine = plan.decoupled is None and name == plan.speculation.model
-        if other.speculation.drafter == "model" and other.decoupled is None and not mine:
+        of_engine = plan.decoupled is None and name == plan.speculation.model
+        if other.speculation.drafter == "model" and other.decoupled is None and not of_engine:
             raise InputError(
                 f"{prepared.system.label}: a freed worker would draft in turns with {name}, and a vLLM engine holds one draft "
                 "model; "

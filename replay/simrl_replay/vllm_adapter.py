@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
@@ -59,6 +60,10 @@ class EngineSettings:
     sequence decodes one token (or verifies the longest draft) and "full" for all up to 2 ×
     max_num_seqs or 512 tokens (FlashAttention 3 alone; else as "decode"); or "none". `sleep` lets
     the engine release its memory. `draft_gpus` more GPUs are for its drafters' processes.
+
+    With `async_scheduling` a pass is scheduled before the outcome of the one before is known: `step`
+    schedules a pass, and returns the outcome of the one before. On a CPU, which vLLM excludes from
+    it, the pass is also computed by then, so outcomes are a pass late.
     """
 
     model: str
@@ -83,6 +88,7 @@ class EngineSettings:
     graphs: Literal["compiled", "decode", "full", "none"] = "compiled"
     sleep: bool = False
     draft_gpus: int = 0
+    async_scheduling: bool = False
 
 
 class EngineCounters(NamedTuple):
@@ -97,6 +103,20 @@ class EngineCounters(NamedTuple):
     prefix_hit_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+
+
+class PassWork(NamedTuple):
+    """Work of a forward pass, as the simulated engine counts it (`simrl.profile.profile.pass_s`): its
+    tokens; the positions that it samples; the tokens of contexts that it computes, and Σ c (k + c / 2)
+    over their chunks of c tokens after k computed ones; the requests that decode, drafts or not, and
+    the tokens of their contexts."""
+
+    query_tokens: int = 0
+    positions: int = 0
+    prefill_tokens: int = 0
+    prefill_work: float = 0.0
+    decodes: int = 0
+    decode_kv_tokens: int = 0
 
 
 class Progress(NamedTuple):
@@ -180,6 +200,7 @@ class VllmEngine:
             _let_vllm_look_at_llvmlite()
         self.settings = settings
         from vllm.engine.arg_utils import EngineArgs
+        from vllm.usage.usage_lib import UsageContext
         from vllm.v1.engine.llm_engine import LLMEngine
 
         arguments: dict[str, Any] = {
@@ -199,7 +220,7 @@ class VllmEngine:
             "enforce_eager": settings.device == "cpu" or settings.graphs == "none",
             "generation_config": "vllm",
             "disable_log_stats": True,
-            "async_scheduling": False,  # a step's tokens are known when it ends
+            "async_scheduling": settings.async_scheduling,
             "gpu_memory_utilization": settings.gpu_memory_utilization,
             "num_gpu_blocks_override": settings.kv_blocks
             and settings.kv_blocks + 1,  # vLLM keeps one block for itself
@@ -212,13 +233,17 @@ class VllmEngine:
                 leave_out_torchvision()
         _meet_in_a_file()
         with main_left_alone():  # it may have numba, which the processes of ranks cannot start with
-            self._engine = LLMEngine.from_engine_args(EngineArgs(**arguments))
+            config = EngineArgs(**arguments).create_engine_config(UsageContext.ENGINE_CONTEXT)
+            if settings.async_scheduling and settings.device == "cpu":
+                _let_a_cpu_schedule_ahead(config)
+            self._engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
         self._core = self._engine.engine_core.engine_core
         self._scheduler = self._core.scheduler
         self._counts: Counter[str] = Counter()  # by the names of `EngineCounters`
+        self.last_pass: PassWork | None = None  # of the last step; None if it computed nothing
         self._verified: dict[
             str, list[int]
-        ] = {}  # verified drafts of the running step, by vLLM's ids
+        ] = {}  # verified drafts of the last pass that is over, by vLLM's ids
         self._drafts: dict[str, list[int]] = {}  # of the next step
         self._began_s = self._drafting_s = 0.0  # the start of a pass; seconds of drafting for it
         self.drafter: Proposer | None = None  # simrl's own
@@ -277,7 +302,8 @@ class VllmEngine:
 
     def step(self) -> list[Progress]:
         """Run one forward pass and return its outcome. Drafts are renewed first if commands since
-        the last pass made them outdated."""
+        the last pass made them outdated; nothing is run where all requests wait for drafts."""
+        self.last_pass = None
         if self.drafter is not None and self.drafter.restarts:
             self.recompute_running()
             self.drafter.restarts = False
@@ -303,6 +329,17 @@ class VllmEngine:
             for output in outputs
             if output.outputs
         ]
+
+    def settle(self) -> list[Progress]:
+        """Schedule no pass, and return the outcome of those that were scheduled ahead."""
+        from vllm.v1.core.sched.interface import PauseState
+
+        before, progress = self._scheduler.pause_state, list[Progress]()
+        self._scheduler.set_pause_state(PauseState.PAUSED_ALL)
+        while self._core.batch_queue:
+            progress += self.step()
+        self._scheduler.set_pause_state(before)
+        return progress
 
     def _drafted_by_model(self, tokens: int) -> dict[str, list[int]]:
         drafts = self._engine.collective_rpc("draft", args=(tokens,))[0]
@@ -339,16 +376,18 @@ class VllmEngine:
             scheduled = schedule(*arguments, **named)
             for request in held:
                 request.num_output_placeholders = 0
-            counts["passes"] += scheduled.total_num_scheduled_tokens > 0
+            if scheduled.total_num_scheduled_tokens > 0:
+                counts["passes"] += 1
+                self.last_pass = _work_of(scheduled)
             if self.settings.prefix_caching:
                 for request_id, hit_tokens in _admitted(scheduled):
                     counts["prefix_queried_tokens"] += scheduler.requests[request_id].num_tokens
                     counts["prefix_hit_tokens"] += hit_tokens
-            self._verified = scheduled.scheduled_spec_decode_tokens
             return scheduled
 
         def drafted(scheduled: Any, output: Any) -> Any:
-            for request_id, draft in scheduled.scheduled_spec_decode_tokens.items():
+            self._verified = scheduled.scheduled_spec_decode_tokens
+            for request_id, draft in self._verified.items():
                 sampled = output.sampled_token_ids[output.req_id_to_index[request_id]]
                 if sampled and draft[0] >= 0:  # below 0: a place for a draft that is to come
                     counts["drafted_tokens"] += len(draft)
@@ -515,6 +554,43 @@ def _admitted(scheduled: Any) -> Iterator[tuple[str, int]]:
     for request_id, computed_tokens in zip(cached.req_ids, cached.num_computed_tokens, strict=True):
         if request_id in cached.resumed_req_ids:
             yield request_id, computed_tokens
+
+
+def _work_of(scheduled: Any) -> PassWork:
+    """Return the work of a scheduled pass."""
+    cached, drafts = scheduled.scheduled_cached_reqs, scheduled.scheduled_spec_decode_tokens
+    requests = [(new.req_id, new.num_computed_tokens) for new in scheduled.scheduled_new_reqs]
+    requests += zip(cached.req_ids, cached.num_computed_tokens, strict=True)
+    positions = prefill_tokens = decodes = decode_kv_tokens = 0
+    prefill_work = 0.0
+    for request_id, computed in requests:
+        new = scheduled.num_scheduled_tokens[request_id]
+        if computed > 0 and new == 1 + len(drafts.get(request_id, ())):
+            decodes += 1
+            decode_kv_tokens += computed + new
+            positions += new
+        else:
+            prefill_tokens += new
+            prefill_work += new * (computed + 0.5 * new)
+            positions += 1
+    total = scheduled.total_num_scheduled_tokens
+    return PassWork(total, positions, prefill_tokens, prefill_work, decodes, decode_kv_tokens)
+
+
+def _let_a_cpu_schedule_ahead(config: Any) -> None:
+    """Switch on vLLM's asynchronous scheduler and its queue of two passes on a CPU, where vLLM (0.32)
+    switches them off as needless. Streams and events, of which a CPU has none, stand in for those of
+    CUDA: what was computed is there."""
+    import torch
+
+    class Nothing:
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            self.record = self.synchronize = self.wait_stream = lambda *_: None
+
+    config.scheduler_config.async_scheduling = True
+    torch.cuda.Event = torch.cuda.Stream = Nothing
+    torch.cuda.current_stream = Nothing
+    torch.cuda.stream = lambda _: nullcontext()
 
 
 def _meet_in_a_file() -> None:

@@ -7,27 +7,35 @@ schedule's clock.
 
 A lost engine is restarted, loads the version that was last requested, and takes samples again;
 until then, submitted samples come back at once, and weights count as loaded. Its samples go on
-elsewhere from their last token, by the dispatcher's rule. A loss that a scenario injects lasts
+elsewhere from their last token, by the dispatcher's rule. While there is no room for the new engine,
+the schedule goes on without it, as long as it needs nothing from it. A loss that a scenario injects lasts
 until the scenario ends it.
+
+A turn is a request of the engine, which gets the whole context: the prompt, earlier turns, and the
+answers of the environment. The engine's process ends it where the trace does; tool calls and
+deadlines run on the schedule's clock (`simrl.runtime.pauses.Turns`).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal, NamedTuple, cast
 
 import simpy
 
 from simrl.errors import InputError, StoppedError
+from simrl.runtime.agents import PLAIN, Agents
 from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_last, gather, on_fire
 from simrl.runtime.faults import HearsOfLosses
+from simrl.runtime.pauses import Turns
 from simrl.runtime.prompt_keys import PromptKeys
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout, WeightLoad
 from simrl.runtime.worker import EngineLoad, LoadMode
-from simrl.trace.trace import Response, Sample
+from simrl.trace.trace import Response, Sample, Turn
 from simrl_replay import host
 from simrl_replay.clock import WallClock
 from simrl_replay.engine_request import EngineRequest
@@ -39,12 +47,14 @@ MOST_RESTARTS = 3
 
 
 class _Load(NamedTuple):
-    """A weight load sent to the engine; `event` is None for a load after a restart."""
+    """A weight load sent to the engine; `event` is None for a load after a restart. The last
+    `evaluate_s` of what it takes are an evaluation of which only the seconds are known."""
 
     version: int
     event: simpy.Event | None
     held_s: float
     starts_over: bool = False
+    evaluate_s: float = 0.0
 
 
 class _Change(NamedTuple):
@@ -63,11 +73,14 @@ class VllmWorker:
     report for `deadline_s` while it has work, or for `start_deadline_s` while it starts or loads
     weights. `prompts` has the salts of prompts. `tell` gets the engine's losses, for the result; `on_done` gets every response;
     `on_back` is called when the engine is back, before anything is submitted to it. Loads are held
-    for `held_load_s` longer than they take, as dummy weights have none to load. `forced` gives an
+    for `held_load_s` longer than they take, as dummy weights have none to load; weights that are
+    being written are awaited for `awaited_s`. `forced` gives an
     oracle drafter's inputs for a sample. `setup` is the drafter that it begins with, `tail` has
     those that it may get in its place. `drafting` decides windows and what drafts, and has the spot
-    trainer; `head` is the drafter in training. With a `stop_token`, a response is done when it has that
-    token; its length in `responses` is the upper bound.
+    trainer; `head` is the drafter in training. With a `stop_token`, a response is done when it has
+    that token; its length in `responses` is the upper bound. `agents` has the tool slots and
+    deadlines of all workers; `answer_ids` gives the tokens of an environment's answer to a turn.
+    `evaluates`: updates between evaluations that only take time, and that time.
     """
 
     def __init__(
@@ -89,6 +102,10 @@ class VllmWorker:
         stop_token: int | None = None,
         prompts: PromptKeys | None = None,
         tail: Mapping[str, DrafterSetup] | None = None,
+        awaited_s: float = 0.0,
+        agents: Agents | None = None,
+        answer_ids: Callable[[Sample, Turn], tuple[int, ...]] | None = None,
+        evaluates: tuple[int, float] = (0, 0.0),
         drafting: Drafting | None = None,
         head: SpotHead | None = None,
     ) -> None:
@@ -110,15 +127,21 @@ class VllmWorker:
         self._start_deadline_s = start_deadline_s
         self._tell = tell
         self._drafters: dict[str | None, DrafterSetup] = {None: setup or DrafterSetup()}
-        self._drafters.update((name, each) for name, each in (tail or {}).items())
+        self._drafters.update(tail or {})
         self._setup = self._drafters[None]  # of the drafter that it has
         self._held_load_s = held_load_s
+        self._evaluates = evaluates
         self._forced = forced
         self._stop_token = stop_token
         self._prompts = prompts or PromptKeys()
         self._drafting, self._head = drafting, head
         self._spot = drafting.spot if drafting else None
-        self._aborted: set[int] = set()  # requests that the engine has back later
+        self._awaited_s = awaited_s
+        self._turns = Turns(env, self, agents or Agents(env, PLAIN))
+        self._answer_ids = answer_ids or (lambda sample, turn: (0,) * turn.observation_tokens)
+        # Requests that the engine has back later: they wait for an environment, or were aborted by
+        # a load that lets them retry.
+        self._away: set[int] = set()
         self._groups: dict[tuple[int, int, int], int] = {}  # numbers, for a drafter of siblings
         self._commands: list[host.Command] = []
         self._requests: dict[int, EngineRequest] = {}  # by number
@@ -129,6 +152,7 @@ class VllmWorker:
         self._loads: dict[int, _Load] = {}
         self._changes: dict[int, _Change] = {}
         self._busy_since_s: float | None = None
+        self._busy_kind = "rollout"
         self._tokens_before = 0
         self._asked_version = 0
         self._heard_s = 0.0
@@ -139,10 +163,16 @@ class VllmWorker:
         self._planned = False  # the scenario injects the loss, and notifies the dispatcher
         self._back: list[simpy.Event] = []
         self._restarts = 0
+        self.without_room = False  # nothing can run the engine that is to take the lost one's place
         env.listen(link.connection, self._hear, self._gone, self._awaits)
         env.check(self._look)
         if self._setup.model_free:
             self.draft("new_rollout", self._siblings_draft(0))
+
+    @property
+    def is_up(self) -> bool:
+        """True if the engine runs with the weights that were last requested."""
+        return self._state == "up"
 
     # Calls of a schedule.
 
@@ -153,11 +183,11 @@ class VllmWorker:
         max_tokens: int | None = None,
         cached: float = 0.0,
     ) -> simpy.Event:
-        event = self._env.event()
+        event, before = self._env.event(), partial or Rollout(sample, (), False)
         if self._state != "up":
-            return event.succeed(partial or Rollout(sample, (), False))
-        total = self._responses[sample.uid].tokens
-        length = total if max_tokens is None else min(total, max_tokens)
+            return event.succeed(before)
+        response = self._responses[sample.uid]
+        length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
         self._wake()
         if self._spot is not None and not self._requests:
             self._spot.serves(self.index, self._env.now)
@@ -165,10 +195,14 @@ class VllmWorker:
         if self._drafting is not None:
             self._drafting.begins(sample)
             window = self._drafting.budget(sample)
-        request = EngineRequest(self._key(), sample, length, length == total, event, partial)
+        request = EngineRequest(self._key(), response, event, before, length)
         self._requests[request.number] = self._here[sample.uid] = request
         had = tuple(request.token_ids)
         forced = self._forced(sample) if self._forced else None
+        self._turns.begin_deadline(request)
+        until_s = before.environment_until_s
+        if waits := self._turns.wait(request, until_s, lambda: self._resume(request)):
+            self._away.add(request.number)
         self._command(
             host.Begin(
                 request.number,
@@ -178,6 +212,13 @@ class VllmWorker:
                 length - len(had),
                 forced,
                 self._prompts.salt(sample),
+                tuple(turn.end_tokens for turn in response.turns if turn.end_tokens < length),
+                tuple(
+                    (turn.end_tokens, self._answer_ids(sample, turn))
+                    for turn in response.turns
+                    if turn.end_tokens <= len(had)
+                ),
+                waits,
                 window,
             )
         )
@@ -197,12 +238,12 @@ class VllmWorker:
         request = self._here.get(sample.uid)
         if request is None:
             return event.succeed()
-        first, request.aborted = not request.aborted, True
+        first, request.is_leaving = not request.is_leaving, True
 
         def ended(_: simpy.Event) -> None:
             # Only the engine knows whether its end or the abort came first.
             rollout = cast(Rollout, request.event.value)
-            there = request.ended_by_itself or rollout.tokens == request.length
+            there = request.ended_by_itself or rollout.done or rollout.tokens == request.length
             event.succeed(rollout if first and not there else None)
 
         on_fire(request.event, ended)
@@ -269,6 +310,38 @@ class VllmWorker:
         if self._state == "up":
             self._command(host.DraftCall(call, arguments))
 
+    # Calls of `Turns`.
+
+    @property
+    def now_s(self) -> float:
+        return self._env.now
+
+    def command(self, command: Callable[[], object]) -> None:
+        command()  # what it sends takes effect at the engine's next boundary
+
+    def is_here(self, request: EngineRequest) -> bool:
+        return self._requests.get(request.number) is request and not request.is_leaving
+
+    def kill(self, request: EngineRequest, at_first_token: simpy.Event) -> None:
+        key = self._key()
+        self._watched[key] = at_first_token
+        self._command(host.Kill(key, request.number))
+
+    def _pause(self, request: EngineRequest, at_s: float) -> None:
+        """End a turn; the next one begins when the environment has answered."""
+        request.close_segment(self.index, self.policy_version, at_s)
+        self._rest(request, at_s)
+        turn = request.turn_at(request.rollout.tokens)
+        assert turn is not None
+        self._turns.answer(request, turn, at_s, partial(self._resume, request, turn))
+
+    def _resume(self, request: EngineRequest, turn: Turn | None = None) -> None:
+        """Let a request go on, after the answer to a turn if it called its tool here."""
+        if self.is_here(request):
+            self._wake()
+            answer = () if turn is None else self._answer_ids(request.sample, turn)
+            self._command(host.Resume(request.number, answer))
+
     # Faults that a scenario injects.
 
     def slow_down(self, factor: float) -> None:
@@ -299,6 +372,7 @@ class VllmWorker:
         if self._state != "up":
             self._close_lost_span(time_s)
         for request in list(self._requests.values()):
+            self._turns.stop(request, time_s)
             self._ended(request, done=False)
 
     # To the engine.
@@ -309,7 +383,7 @@ class VllmWorker:
 
     def _wake(self) -> None:
         """Start the deadline of an engine that had no work."""
-        if not self._requests and not self._loads:
+        if not self._requests.keys() - self._away and not self._loads:
             self._heard_s = self._env.wall_s()
 
     def _load(
@@ -318,12 +392,19 @@ class VllmWorker:
         key, folder = self._key(), self._weights(version)
         if self._spot is not None and not self._requests:
             self._spot.occupied([self.index], self._env.now)
+        before = [self.policy_version, *(load.version for load in self._loads.values())][-1]
+        every, evaluate_s = self._evaluates
+        if event is None or not every or version // every == before // every:
+            evaluate_s = 0.0
         head = self._head.head(version) if self._head else ""
-        held_s = self._held_load_s + self.load_delay_s
-        self._loads[key] = _Load(version, event, held_s, running == "start_over")
         siblings = self._siblings_draft(version)
+        held_s = self._held_load_s + self.load_delay_s + evaluate_s
+        self._loads[key] = _Load(version, event, held_s, running == "start_over", evaluate_s)
+        awaited_s = self._awaited_s
         self._command(
-            host.LoadWeights(key, version, folder, running, held_s, retry_s, head, siblings)
+            host.LoadWeights(
+                key, version, folder, running, held_s, retry_s, awaited_s, head, siblings
+            )
         )
 
     def _siblings_draft(self, version: int) -> bool:
@@ -356,28 +437,30 @@ class VllmWorker:
 
     def _awaits(self) -> bool:
         """Return whether the engine has anything to report."""
+        starting = self._state == "starting" and not self.without_room
         expected = self._requests or self._loads or self._asked or self._changes
-        return bool(expected or self._state == "starting")
+        return bool(expected or starting)
 
     def _hear(self, reports: Sequence[host.Report]) -> None:
         self._heard_s = self._env.wall_s()
         for report in reports:
             match report:
                 case host.Begun(number, at_s):
-                    self._requests[number].begun_s = self._time_s(at_s)
-                    self._aborted.discard(number)
-                    self._open_rollout_span(self._time_s(at_s))
+                    request = self._requests[number]
+                    request.started_s = self._time_s(at_s)
+                    self._away.discard(number)
+                    evaluates = request.sample.is_evaluation
+                    self._open_rollout_span(
+                        request.started_s, "evaluate" if evaluates else "rollout"
+                    )
+                case host.Paused(number, at_s):
+                    self._pause(self._requests[number], self._time_s(at_s))
                 case host.Gained():
                     self._gained(report)
-                case host.Ended(number, at_s, whole, drafts):
-                    request = self._requests[number]
-                    request.drafts, request.ended_by_itself = drafts, whole
-                    rollout = self._ended(
-                        request,
-                        done=whole and (request.whole or request.token_ids[-1] == self._stop_token),
-                    )
-                    if not self._requests.keys() - self._aborted:
-                        self._close_rollout_span(self._time_s(at_s))
+                case host.Ended():
+                    request = self._requests[report.number]
+                    self._rest(request, self._time_s(report.at_s))
+                    rollout = self._finished(request, report)
                     self._is_idle()
                     request.event.succeed(rollout)
                 case host.Loaded():
@@ -386,10 +469,14 @@ class VllmWorker:
                     self._answered(report)
                 case host.Ready():
                     self._ready()
+                case host.NoRoom(message):
+                    if not self.without_room:
+                        self._happened("no room", f"{message}; the others go on without it")
+                    self.without_room = True
                 case host.Failed(message, trace):
                     raise StoppedError(f"{self.link.name}: {message}") from RuntimeError(trace)
                 case host.Alive():
-                    pass
+                    self.without_room = False
 
     def _gained(self, report: host.Gained) -> None:
         request = self._requests[report.number]
@@ -401,13 +488,14 @@ class VllmWorker:
 
     def _loaded(self, report: host.Loaded) -> None:
         load = self._loads.pop(report.key)
-        started_s, finished_s = self._time_s(report.started_s), self._time_s(report.finished_s)
+        started_s, back_s = self._time_s(report.started_s), self._time_s(report.finished_s)
+        finished_s = back_s - load.evaluate_s
         if load.event is None:
             self._has_weights_again(WeightLoad(load.version, started_s, finished_s))
             return
         for request in self._requests.values():
             request.close_segment(self.index, self.policy_version, started_s)
-        self._aborted.update(report.aborted)
+        self._away.update(report.aborted)
         for request in [self._requests[number] for number in report.aborted if load.starts_over]:
             self._recorder.started_over(request.sample, request.new_tokens)
             request.start_over()
@@ -415,8 +503,10 @@ class VllmWorker:
         self._close_rollout_span(started_s)
         self.policy_version = load.version
         self._recorder.span(self.index, "load_weights", started_s, finished_s, load.version)
+        if load.evaluate_s:
+            self._recorder.span(self.index, "evaluate", finished_s, back_s, load.version)
         if rolling:
-            self._open_rollout_span(finished_s)
+            self._open_rollout_span(back_s, self._busy_kind)
         self._is_idle()
         load.event.succeed(WeightLoad(load.version, started_s, finished_s))
 
@@ -435,19 +525,41 @@ class VllmWorker:
         request, event = self._asked.pop(report.key)
         request.drafts = report.drafts
         event.succeed(
-            request.rollout(self.index, self.policy_version, done=False)
+            request.so_far(self.index, self.policy_version, done=False)
             if request.number in self._requests
             else None
         )
 
     # Bookkeeping.
 
+    def _rest(self, request: EngineRequest, at_s: float) -> None:
+        """Note that a request has left the engine, for now or for good."""
+        self._away.add(request.number)
+        if not self._requests.keys() - self._away:
+            self._close_rollout_span(at_s)
+
+    def _finished(self, request: EngineRequest, end: host.Ended) -> Rollout:
+        """Return the rollout of a request that has left the engine for good. One that was cut at the
+        end of a turn calls its tool."""
+        request.drafts, request.ended_by_itself = end.drafts, end.whole
+        at_s, by_stop = self._time_s(end.at_s), request.token_ids[-1:] == [self._stop_token]
+        done = end.whole and (request.is_whole or by_stop)
+        turn = request.turn_at(request.length) if end.whole and not done else None
+        if end.killed:
+            self._turns.killed(request, at_s)
+        elif done and request.response.turns:
+            self._turns.ended(request, at_s)
+        elif turn is not None:
+            request.close_segment(self.index, self.policy_version, at_s)
+            self._turns.call_tool(request, turn, at_s, lambda: None)
+        return self._ended(request, done or end.killed)
+
     def _ended(self, request: EngineRequest, done: bool) -> Rollout:
         del self._requests[request.number]
-        self._aborted.discard(request.number)
+        self._away.discard(request.number)
         if self._here.get(request.sample.uid) is request:
             del self._here[request.sample.uid]
-        rollout = request.rollout(self.index, self.policy_version, done)
+        rollout = request.so_far(self.index, self.policy_version, done)
         self._recorder.request_ended(rollout, request.new_tokens)
         if done and self.on_done is not None:
             self.on_done(rollout)
@@ -457,16 +569,20 @@ class VllmWorker:
             self._drafting.observe(rollout, self._env.now)
         return rollout
 
-    def _open_rollout_span(self, at_s: float) -> None:
+    def _open_rollout_span(self, at_s: float, kind: str) -> None:
+        """Begin a span of generation, if there is none: of kind "evaluate" until a request of
+        training enters."""
+        if self._busy_kind == "evaluate" != kind:
+            self._close_rollout_span(at_s)
         if self._busy_since_s is None:
-            self._busy_since_s = at_s
+            self._busy_since_s, self._busy_kind = at_s, kind
             self._tokens_before = self.generated_total
 
     def _close_rollout_span(self, at_s: float) -> None:
         if self._busy_since_s is not None:
             tokens = self.generated_total - self._tokens_before
             self._recorder.span(
-                self.index, "rollout", self._busy_since_s, at_s, self.policy_version, tokens
+                self.index, self._busy_kind, self._busy_since_s, at_s, self.policy_version, tokens
             )
             self._busy_since_s = None
 
@@ -478,12 +594,12 @@ class VllmWorker:
     def _look(self) -> None:
         """Treat an engine that has work and sends no report as hung."""
         silent_s = self._env.wall_s() - self._heard_s
-        if self._state == "starting":
+        if self._state == "starting" and not self.without_room:
             what, deadline_s = "it was not up", self._start_deadline_s
         elif self._loads:
             what, deadline_s = "no weights were loaded", self._start_deadline_s
             deadline_s += sum(load.held_s for load in self._loads.values())
-        elif self._requests:
+        elif self._requests.keys() - self._away:
             what, deadline_s = "no step ended", self._deadline_s * self._slowdown
         else:
             return
@@ -496,8 +612,7 @@ class VllmWorker:
     def _lost(self, kind: str, what: str) -> None:
         """Restart an engine after a loss that was not injected; raise `StoppedError` after too many
         losses."""
-        message = f"{self.link.name}: {what}"
-        self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": message})
+        message = self._happened(kind, what)
         self._restarts += 1
         if self._restarts > MOST_RESTARTS:
             raise StoppedError(f"{message}; it was lost {self._restarts} times; see its log")
@@ -507,6 +622,12 @@ class VllmWorker:
             self.dispatcher.retire(self.index, lost=True)
         self._down()
         self._restart()
+
+    def _happened(self, kind: str, what: str) -> str:
+        """Record what became of the engine, and return the line on it."""
+        message = f"{self.link.name}: {what}"
+        self._tell({"kind": kind, "worker": self.index, "at_s": self._env.now, "message": message})
+        return message
 
     def _down(self) -> None:
         """End the process, if it runs, and all requests with their reported tokens; waiting weight
@@ -532,7 +653,7 @@ class VllmWorker:
         self._loads, self._asked, self._watched, self._changes = {}, {}, {}, {}
 
     def _restart(self) -> None:
-        self._state = "starting"
+        self._state, self.without_room = "starting", False
         self._heard_s = self._env.wall_s()
         self.link = self._start()
         self._env.listen(self.link.connection, self._hear, self._gone, self._awaits)

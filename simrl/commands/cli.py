@@ -38,11 +38,11 @@ from simrl.commands import (
     trace,
 )
 from simrl.commands.acceptance import acceptance
-from simrl.commands.command import add_command
-from simrl.errors import InputError, StoppedError, brief, first_line
+from simrl.commands.command import Command, add_command
+from simrl.errors import InputError, StoppedError, brief, first_line, refuse
 from simrl.interrupts import hear_again
 from simrl.trace.importers.sources import known_sources
-from simrl.validation import number_meant, right
+from simrl.validation import LONGEST_TEXT, number_meant, right, shortened
 
 UsageError: Any = typer.BadParameter.__mro__[1]  # of the click that this typer has
 INTERRUPTED = "interrupted; nothing was written"
@@ -135,7 +135,7 @@ def _add_entry(app: typer.Typer, entry: Any) -> None:
     example = getattr(
         sys.modules[command.__module__], "EXAMPLE", f"Example:  simrl {entry.name} --help"
     )
-    app.command(entry.name, epilog=example)(command)
+    app.command(entry.name, cls=Command, epilog=example)(command)
 
 
 def _missing(name: str, error: Exception) -> Callable[[], NoReturn]:
@@ -346,6 +346,12 @@ def _report_on_stderr() -> None:
 
 def _check_arguments(arguments: list[str]) -> None:
     for argument in arguments:
+        refuse(
+            (
+                len(argument) > LONGEST_TEXT,
+                f"argument {shortened(argument)} is longer than {LONGEST_TEXT:,} characters; shorten it",
+            )
+        )
         try:
             argument.encode()
         except UnicodeEncodeError as error:

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, ParamSpec, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, ParamSpec, TypeVar, cast, get_args, get_type_hints
 
 import typer
 
 from simrl.commands.completion import BY_NAME
 from simrl.commands.view import View
-from simrl.errors import InputError, StoppedError
+from simrl.errors import InputError, StoppedError, refuse
+from simrl.validation import bounded, shortened
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -82,11 +83,7 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **keywords: P.kwargs) -> R:
         try:
             for name, value in signature.bind(*arguments, **keywords).arguments.items():
-                least = getattr(_option(parameters[name]), "min", None)
-                if (
-                    least is not None and isinstance(value, int | float) and not value >= least
-                ):  # NaN is refused, too
-                    raise InputError(f"{name}={value}: give {least} or more")
+                _require_bounded(name, value, _option(parameters[name]))
             result = function(*arguments, **keywords)
             if isinstance(result, View):
                 result.check()
@@ -121,6 +118,33 @@ def command(function: Callable[P, R]) -> Callable[P, R]:
         shown.append(parameter.replace(annotation=annotation))
     call.__signature__ = signature = written.replace(parameters=shown)  # type: ignore[attr-defined]
     return call
+
+
+def _require_bounded(name: str, value: Any, kind: Any) -> None:
+    """Raise `InputError` for an argument beyond the `min` and `max` of a kind of option, or beyond
+    the general bounds."""
+    try:
+        bounded(value, getattr(kind, "min", None), getattr(kind, "max", None))
+    except ValueError as error:
+        raise InputError(f"{name}={shortened(value)}: {error}") from error
+
+
+class Command(typer.core.TyperCommand):
+    """A command of the CLI whose numbers are bounded, and of which each option is given once."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        names = [argument.partition("=")[0] for argument in args]
+        rest = super().parse_args(ctx, args)
+        for parameter in cast(Any, self.params):
+            refuse(
+                (
+                    sum(map(names.count, parameter.opts)) > 1
+                    and not (parameter.multiple or getattr(parameter, "is_flag", True)),
+                    f"{parameter.opts[0]} is given twice, and takes one value; give it once",
+                )
+            )
+            _require_bounded(parameter.opts[0], ctx.params.get(parameter.name), parameter)
+        return rest
 
 
 def _option(parameter: Parameter) -> Any:
@@ -212,7 +236,7 @@ def add_command(
             invoke_without_command=True, help=inspect.cleandoc(run.__doc__), epilog=epilog
         )(run)
     else:
-        app.command(name or inner.__name__, epilog=epilog)(run)
+        app.command(name or inner.__name__, cls=Command, epilog=epilog)(run)
 
 
 def _keyword(name: str, annotation: Any, default: Any) -> Parameter:

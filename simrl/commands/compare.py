@@ -265,7 +265,7 @@ def compare(
     choices = Choices(pipelines or (), dispatches or (), speculations or ())
     if measured is not None:
         return agreement(measured, folder, choices, *opening)
-    opened = open_workload(*opening)
+    opened = open_workload(*opening, choices=choices)
     file = opened.file()
     scenarios = file.scenarios(choices, parameters_of)
     report_overruled(file, (setting.key for setting in opened.settings))
@@ -321,10 +321,11 @@ def run(
             f"--system {system} and --pipeline {pipeline} are the same option; give one of them"
         )
     chosen = system or pipeline
-    opened = open_workload("run", workload, chosen and [chosen], overrides, {**setup, "seed": seed})
-    scenarios = opened.scenarios(
-        Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
+    choices = Choices((), [dispatch] if dispatch else (), [speculation] if speculation else ())
+    opened = open_workload(
+        "run", workload, chosen and [chosen], overrides, {**setup, "seed": seed}, choices=choices
     )
+    scenarios = opened.scenarios(choices)
     if len(scenarios) > 1:
         for scenario in scenarios:  # a misspelt parameter is reported first
             make_system(scenario.system.name, scenario.system.parameters)

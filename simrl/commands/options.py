@@ -95,7 +95,8 @@ class Setup(TypedDict, total=False):
 
 
 Seed = Annotated[
-    int | None, typer.Option(help="seed of the simulation, in place of the scenario's")
+    int | None,
+    typer.Option(max=2**63 - 1, help="seed of the simulation, in place of the scenario's"),
 ]
 Overrides = Annotated[
     ByKey | None,

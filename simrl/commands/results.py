@@ -219,7 +219,7 @@ def agreement(
         )
         expected = _read(predicted, "predicted")
     else:
-        opened = open_workload(call, predicted, systems, overrides, setup)
+        opened = open_workload(call, predicted, systems, overrides, setup, choices=choices)
         scenario, *others = scenarios = opened.scenarios(choices)
         refuse(
             (

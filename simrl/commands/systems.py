@@ -18,7 +18,8 @@ import typer
 
 from simrl.commands.view import DataView, listing
 from simrl.errors import InputError
-from simrl.validation import models_in
+from simrl.extensions import documentation
+from simrl.validation import LARGEST, LARGEST_WHOLE, models_in
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -186,7 +187,7 @@ def _method(name: str) -> Page:
 
 def _documented(function: Callable[..., Any]) -> dict[str, str]:
     """Return the parts of a docstring: a line, the rule, and what is not modelled."""
-    summary, _, rest = inspect.cleandoc(function.__doc__ or "").partition("\n")
+    summary, _, rest = documentation(function).partition("\n")
     modelled, _, not_modelled = rest.partition("Not modelled:")
     return {
         "summary": summary,
@@ -249,7 +250,7 @@ def _key_lines(keys: list[Page]) -> list[str]:
 
 
 def takes(schema: Page) -> str:
-    """Return the values that a parameter takes, in words."""
+    """Return the values that a parameter takes, in words, without the general bounds."""
     if "anyOf" in schema:
         return " or ".join(takes(one) for one in schema["anyOf"])
     if "enum" in schema or "const" in schema:
@@ -264,10 +265,14 @@ def takes(schema: Page) -> str:
         "boolean": "true | false",
         "null": "null",
     }.get(schema.get("type", ""), schema.get("type", "value"))
-    bounds = [
-        ("minimum", "≥"),
-        ("exclusiveMinimum", ">"),
-        ("maximum", "≤"),
-        ("exclusiveMaximum", "<"),
-    ]
-    return f"{kind} {', '.join(f'{sign} {schema[key]:,}' for key, sign in bounds if key in schema)}".strip()
+    shown = (
+        f"{sign} {schema[key]:,}"
+        for key, sign in (
+            ("minimum", "≥"),
+            ("exclusiveMinimum", ">"),
+            ("maximum", "≤"),
+            ("exclusiveMaximum", "<"),
+        )
+        if key in schema and abs(schema[key]) not in (LARGEST, LARGEST_WHOLE)
+    )
+    return f"{kind} {', '.join(shown)}".strip()

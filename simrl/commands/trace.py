@@ -45,6 +45,7 @@ class Common(TypedDict, total=False):
         typer.Option(
             "--cap-tokens",
             min=1,
+            max=2**31 - 1,
             help="max_response_length of the run (default: the longest response)",
         ),
     ]

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import compress
+from itertools import combinations, compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -102,11 +102,12 @@ def open_workload(
     overrides: Any,
     setup: Mapping[str, Any] | None,
     values: Any = None,
+    choices: Sequence[Any] = (),
 ) -> Opened:
     """Open a workload. The keywords of `setup` become settings. Overrides of a `run` that are
     parameters of its system become parameters. Raise `InputError` for a file that is neither a
     scenario nor a trace, and for keywords that a trace needs and that are missing; `values` are
-    further arguments, which the message may name."""
+    further arguments, which the message may name, and an override may set none of the `choices`."""
     if isinstance(workload, str | os.PathLike):
         more = [text for texts in (overrides, values) if isinstance(texts, list) for text in texts]
         require_scenario(call, os.fspath(workload), more)
@@ -118,7 +119,7 @@ def open_workload(
         raise InputError(
             f"{workload}: no table whose columns could be named; leave --column out, or name a CSV"
         )
-    overriding = settings_of(overrides)
+    overriding = every = settings_of(overrides)
     if call == "run" and systems:
         systems, overriding = _with_own(one_system(systems[0]), overriding)
     settings = (
@@ -127,6 +128,21 @@ def open_workload(
     settings += [
         given(FIELDS.get(k, k), _plain(v), f"argument {k}={v!r}") for k, v in fields.items()
     ]
+    options = [
+        Setting(key, chosen, f"option --{'pipeline' if key == SYSTEMS else key}")
+        for key, chosen in zip((SYSTEMS, "dispatch", "speculation"), choices, strict=False)
+        if chosen
+    ]
+    refuse(
+        *(
+            (
+                one.key.removeprefix(PARAMETER) == other.key.removeprefix(PARAMETER)
+                and one.value != other.value,
+                f"simrl.{call}: {one.giver} and {other.giver} set one key; give one of them",
+            )
+            for one, other in combinations([*settings, *every, *options], 2)
+        )
+    )
     settings += overriding
     if is_scenario(workload):
         if profile is not None:

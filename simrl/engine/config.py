@@ -6,17 +6,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-from simrl.validation import numbers_are_no_truth
+from simrl.validation import MOST_OF_A_PASS, Section
 
 
-class EngineConfig(BaseModel):
+class EngineConfig(Section):
     """Settings of an inference engine, named as in vLLM, and as in SGLang what only that has. The
     defaults of both depend on the GPU and on how they are started; these are usual for rollout."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-    _numbers = numbers_are_no_truth
     # settings of vLLM and SGLang that a scenario says otherwise
     ELSEWHERE: ClassVar[Mapping[str, str]] = {
         "tensor_parallel_size": "it is cluster.tp",
@@ -32,11 +30,15 @@ class EngineConfig(BaseModel):
         "sglang-0.5 … (`simrl presets`), or your own file, my.toml",
     )
     max_num_seqs: int = Field(
-        default=256, gt=0, description="maximum number of sequences in a pass of one worker"
+        default=256,
+        gt=0,
+        le=MOST_OF_A_PASS,
+        description="maximum number of sequences in a pass of one worker",
     )
     max_num_batched_tokens: int = Field(
         default=8192,
         gt=0,
+        le=MOST_OF_A_PASS,
         description="maximum number of tokens in a pass; longer prompts go in chunks",
     )
     block_size: int = Field(

@@ -86,6 +86,17 @@ def pass_seconds(e: Engines, first: int, tables: Tables, limits: Limits) -> floa
     return seconds
 
 
+@lean
+def follow_record(e: Engines, first: int, seconds: float) -> None:
+    """Record the scheduled pass, which takes `seconds` as profiled, and slow it down to its recorded
+    seconds."""
+    t = e.totals[first]
+    if t.passes < e.record.shape[1]:
+        p = e.record[first, t.passes]
+        p.began_s, p.prefill, p.decodes = t.now_s, t.prefill, t.decoding
+        t.slowdown = p.seconds / seconds if p.seconds > 0.0 else 1.0
+
+
 @inlined
 def _split(t: Totals, tables: Tables, attention_s: float, waits: tuple[float, float]) -> None:
     """Set the parts of decoding and of draft tokens in a pass that does more than decode. `waits`:

@@ -58,6 +58,7 @@ from simrl.engine.state import (
     END,
     NEVER,
     PAUSED,
+    RECORDED,
     RELOADED,
     REQUESTS,
     SIBLING,
@@ -126,6 +127,7 @@ class Fleet:
             totals=np.zeros(rows, TOTALS),
             scratch=np.zeros(0, np.int64),
             drafting=_drafting([decoding for decoding, _ in methods if decoding], rows),
+            record=np.zeros((rows, 0), RECORDED),
         )
         self.arrays = State(
             engines=engines,
@@ -198,6 +200,11 @@ class Fleet:
         if is_new:
             self._resolve()
         return number
+
+    def follow(self, record: Records) -> None:
+        """Record the passes from now on, and let those that have seconds take them; shape (rows,
+        passes). Engines are of one rank. (A replay is predicted again with its measured seconds.)"""
+        self.arrays = self.arrays._replace(engines=self.arrays.engines._replace(record=record))
 
     @property
     def _how(self) -> tuple[Any, ...]:

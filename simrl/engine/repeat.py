@@ -49,6 +49,8 @@ def plan(
     """Return for how many passes an engine that is busy surely only decodes, without drafts, and
     the boundary after them. 0 passes: the next one may be of any kind."""
     t, passes = e.totals[first], NEVER
+    if e.record.shape[1] > 0:  # it has each pass
+        return 0, t.now_s
     for k in range(limits.dp):
         t = e.totals[first + k]
         if d is not None and (d.rule.decoupled or drafts_now(e.requests[first + k], t, d)):

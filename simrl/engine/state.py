@@ -268,6 +268,18 @@ class Drafting(NamedTuple):
     meanwhile: Ints  # scratch, (2, 2 × longest window + 2): see `engine.drafts`
 
 
+class RecordedPass:
+    """A pass in the record of a run; see `fields_of`."""
+
+    seconds: float  # that it takes, as a replay measured them; 0: its profiled ones
+    began_s: float
+    prefill: int  # tokens of contexts
+    decodes: int
+
+
+RECORDED = fields_of(RecordedPass)
+
+
 class Engines(NamedTuple):
     """The arrays of some engines: a row a data-parallel rank, the rows of an engine side by side; a
     column a slot."""
@@ -276,6 +288,7 @@ class Engines(NamedTuple):
     totals: NDArray[Any]  # (rows,)
     scratch: Ints  # (slots or more,)
     drafting: Any  # `Drafting` of engines that draft, else None
+    record: Records  # (rows, passes): the first passes of each engine of one rank, if recorded
 
 
 class Columns(dict[str, NDArray[Any]]):

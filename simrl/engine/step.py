@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from simrl.engine.cost import pass_seconds, wait_for_stragglers
+from simrl.engine.cost import follow_record, pass_seconds, wait_for_stragglers
 from simrl.engine.drafts import (
     BEGINS,
     HAVING,
@@ -103,6 +103,8 @@ def step(e: Engines, first: int, tables: Tables, limits: Limits, d: Decoding | N
                 n, kv_tokens = float(t.proposing), t.decode_kv / t.decoding
                 t.draft_s += t.levels * attention_over_s(tables, d, n, kv_tokens)
             drafts_s, most_prefill = max(drafts_s, t.draft_s), max(most_prefill, t.prefill)
+    if works and e.record.shape[1] > 0:
+        follow_record(e, first, seconds + drafts_s)
     for k in range(limits.dp):
         r, t = e.requests[first + k], e.totals[first + k]
         drafted = 0

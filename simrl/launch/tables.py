@@ -12,13 +12,14 @@ import tomllib
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from simrl.launch.expression import conditions, keys_of
 from simrl.scenario.presets import FRAMEWORK_FILES
+from simrl.validation import Model
 
 
-class SystemRule(BaseModel, frozen=True, extra="forbid"):
+class SystemRule(Model):
     """A system, its parameters as expressions, and when a run has it. `note` is what differs,
     `window` the updates that are simulated, and those left out of averages."""
 
@@ -29,14 +30,14 @@ class SystemRule(BaseModel, frozen=True, extra="forbid"):
     window: str = "[12, 4]"
 
 
-class Note(BaseModel, frozen=True, extra="forbid"):
+class Note(Model):
     """A sentence for the user, and when it holds."""
 
     when: str
     note: str
 
 
-class Table(BaseModel, frozen=True, extra="forbid"):
+class Table(Model):
     """How a framework's launch is read. Regexes: `programs` find the command in a script, `classes`
     a configuration class in Python, `no_rl` what is no RL training, with the reason. `let` has names for
     expressions. `config` has the options that name a configuration file, and the key below which it stands; `known_by` keys

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from simrl.errors import InputError, first_line
 from simrl.profile.model_shape import Numbers
-from simrl.validation import explain, numbers_are_no_truth
+from simrl.validation import Section, explain
 
 MIB, GIB = 2**20, 2**30
 # Of a link's data sheet, in large collectives: aiconfigurator's NCCL tables (all-gather,
@@ -32,13 +32,11 @@ LEAST = {
 }
 
 
-class Gpu(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class Gpu(Section):
     """The figures of a data sheet, and the topology around a GPU. `link_bytes_per_s` is one
     direction of the scale-up link, which joins `nvlink_domain` GPUs; `network_bytes_per_s` the
     GPU's share of the scale-out network, one direction; `gpus_per_node` share a host. The defaults
     describe a card of which nothing else is known."""
-
-    _numbers = numbers_are_no_truth
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9.-]*$", description="in lower case")
     base: str = Field(default="", description="a GPU whose measured kernels are carried over to it")

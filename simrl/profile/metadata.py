@@ -6,7 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from pydantic import BaseModel, Field, model_serializer
+from pydantic import Field, model_serializer
+
+from simrl.validation import Model
 
 METADATA_KEY = b"simrl.profile"
 MAY_BE_ABSENT = ("dp", "ep", "precision", "kv_precision", "routing", "own_times")
@@ -15,7 +17,7 @@ MAY_BE_ABSENT = ("dp", "ep", "precision", "kv_precision", "routing", "own_times"
 SAMPLER = ("between_passes_s", "sequence_overhead_s")
 
 
-class DraftRounds(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class DraftRounds(Model):
     """The measured extra time of a pass with drafts over one with as many plain positions:
     `round_s` + drafted tokens × `step_s`, by the number of drafting `sequences`. It is the host's
     work of handing drafts over and verifying them; each sequence drafted equally many arbitrary
@@ -27,7 +29,7 @@ class DraftRounds(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
     source: str
 
 
-class ProfileMetadata(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class ProfileMetadata(Model):
     """The source of a profile, so that every number can be traced. Fields that only a measurement
     knows default to None."""
 

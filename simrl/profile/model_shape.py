@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from simrl.errors import InputError, choose, first_line, refuse
 from simrl.profile.model_config import CONFIG_KEYS, fields_of_config, left_out
-from simrl.validation import explain
+from simrl.validation import Model, explain
 
 Numbers = TypeVar("Numbers", float, NDArray[np.float64])
 # Ends of names that change no shape.
@@ -23,7 +23,7 @@ _TUNED = r"-(instruct|thinking|think|base|it|chat|hf|pt|bf16|fp8|rl|sft|dpo|zero
 MOST = 10**9  # of a count in a model's config
 
 
-class ModelShape(BaseModel, frozen=True, extra="forbid"):
+class ModelShape(Model):
     """A decoder-only transformer, in the terms of a Hugging Face `config.json`. Weights and KV
     cache in bfloat16.
 

@@ -523,9 +523,9 @@ def _tables_from_rows(every: Mapping[str, NDArray[Any]], origin: str) -> Tables:
     """Return the tables of a file's columns, a missing number being NaN. Stragglers of a file
     without shares have a value by sequences: it falls to 0 where all are long, so the longest
     sequence's lead over the mean counts."""
-    if unknown := next((name for name in every["table"] if name not in GRIDS), None):
+    for row, name in ((i, n) for i, n in enumerate(every["table"]) if n not in GRIDS):
         raise InputError(
-            f"{origin}: unknown table {unknown!r}{meant(unknown, GRIDS)}; correct its name or drop its rows"
+            f"{origin}: row {row} has the unknown table {name!r}{meant(name, GRIDS)}; correct its name or drop it"
         )
     fields: dict[str, Any] = {}
     for name, (axes, field) in GRIDS.items():

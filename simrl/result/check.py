@@ -16,7 +16,7 @@ import pyarrow as pa
 from pydantic import BaseModel, Field, create_model
 
 from simrl.errors import InputError, refuse
-from simrl.validation import validated
+from simrl.validation import Model, validated
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ STATUSES = ("trained", "dropped", "buffered", "in_flight", "evaluation")
 SAME_S = 1e-9  # relative: instants that differ only by rounding
 
 
-class _Facts(BaseModel, extra="allow", allow_inf_nan=False, strict=True):
+class _Facts(Model, extra="allow", strict=True):
     """An object of a result's metadata; unknown keys are allowed and ignored."""
 
 

@@ -1,4 +1,5 @@
-"""Pauses: the requests of one worker between two turns, or at a prefill worker.
+"""Turns: the requests of one worker between two turns, and their deadlines, on either clock. Pauses:
+the same of a simulated worker, which also has their KV cache, and requests at a prefill worker.
 
 Invariant: the next turn begins when the tool call is over and, with offloading, the KV cache is
 back. If the call ends while the cache is still copied out, the turn begins with the cache that is
@@ -16,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 import simpy
 
@@ -30,25 +31,43 @@ if TYPE_CHECKING:
     from simrl.runtime.simulated_worker import SimulatedWorker
 
 
-class Pauses:
-    """Tool calls, copies of KV cache and deadlines of a worker's requests."""
+class TurnWorker(Protocol):
+    """A worker as `Turns` needs it."""
 
-    def __init__(self, env: simpy.Environment, worker: SimulatedWorker, agents: Agents) -> None:
+    @property
+    def now_s(self) -> float:
+        """The time of the boundary at which it stands; the clock's where only its engine knows
+        that."""
+
+    def command(self, command: Callable[[], object]) -> None:
+        """Call at the boundary where this instant's commands take effect, or let what is called
+        send commands that do."""
+
+    def is_here(self, request: Any) -> bool:
+        """Return whether a request of this worker has not left, and is not about to."""
+
+    def kill(self, request: Any, at_first_token: simpy.Event) -> None:
+        """End the trajectory of a request as it is, and call `Turns.killed`. If it has no token, let
+        `at_first_token` fire when it has one."""
+
+
+class Turns:
+    """Tool calls and deadlines of a worker's requests."""
+
+    def __init__(self, env: simpy.Environment, worker: TurnWorker, agents: Agents) -> None:
         self._env = env
         self._worker = worker
         self._agents = agents
-        self._kv = agents.rules.kv
-        self.host = HostMemory(agents.rules, agents.figures)
 
-    def pause(self, request: WorkerRequest, slot: int, now_s: float) -> None:
-        """End a turn at the engine's boundary."""
-        turn = request.turn_at(request.rollout.tokens)
-        assert turn is not None
-        if self._kv == "offload":
-            self._offload(request, slot, now_s)
-        self.call_tool(
-            request, turn, now_s, partial(self._tool_over, request, slot, turn.observation_tokens)
-        )
+    def answer(
+        self, request: WorkerRequest, turn: Turn, now_s: float, resume: Callable[[], object]
+    ) -> None:
+        """End a turn now, and command `resume` when the environment has answered."""
+        self.call_tool(request, turn, now_s, partial(self._answered, request, resume))
+
+    def _answered(self, request: WorkerRequest, resume: Callable[[], object]) -> None:
+        self._agents.on_turn(request.rollout, False)
+        self._worker.command(resume)
 
     def call_tool(
         self, request: WorkerRequest, turn: Turn, now_s: float, over: Callable[[], None]
@@ -78,7 +97,7 @@ class Pauses:
             request.sample.uid, request.rollout.environment_until_s, wait
         ):
             return True
-        if ready_s > self._worker.engine.now_s:
+        if ready_s > self._worker.now_s:
             wait()
             return True
         return False
@@ -87,6 +106,53 @@ class Pauses:
         """End the tool calls of a trajectory that has ended; its copies may still have some."""
         if self._agents.tools is not None:
             call_at(self._env, now_s, partial(self._agents.tools.kill, request.sample.uid))
+
+    def stop(self, request: WorkerRequest, now_s: float) -> None:
+        """Count the tool call of a request up to now only."""
+        if self._agents.tools is None:
+            self._agents.figures.in_tools_s -= max(request.rollout.environment_until_s - now_s, 0.0)
+
+    # Deadlines.
+
+    def begin_deadline(self, request: WorkerRequest) -> None:
+        """Have a request that begins now killed at its trajectory's deadline."""
+        if self._agents.rules.deadline_s < math.inf:
+            due_s = self._agents.due_s(request.sample.uid, self._worker.now_s)
+            call_at(self._env, due_s, partial(self._due, request))
+
+    def _due(self, request: WorkerRequest) -> None:
+        if self._worker.is_here(request):
+            at_first_token = self._env.event()
+            on_fire(at_first_token, lambda _: self._due(request))
+            self._worker.command(partial(self._worker.kill, request, at_first_token))
+
+    def killed(self, request: WorkerRequest, now_s: float) -> None:
+        """Note that a trajectory has been ended by its deadline."""
+        self._agents.figures.killed += 1
+        self.ended(request, now_s)
+        self.stop(request, now_s)
+
+
+class Pauses(Turns):
+    """Tool calls, deadlines and copies of KV cache of a simulated worker's requests."""
+
+    _worker: SimulatedWorker
+
+    def __init__(self, env: simpy.Environment, worker: SimulatedWorker, agents: Agents) -> None:
+        super().__init__(env, worker, agents)
+        self._kv = agents.rules.kv
+        self.host = HostMemory(agents.rules, agents.figures)
+
+    def pause(self, request: WorkerRequest, slot: int, now_s: float) -> None:
+        """End a turn at the engine's boundary."""
+        turn = request.turn_at(request.rollout.tokens)
+        assert turn is not None
+        if self._kv == "offload":
+            self._offload(request, slot, now_s)
+        here = self._fetch if self._kv == "offload" else partial(self._resume, copy=None, blocks=0)
+        go_on = here if self._agents.pool is None else self.prefill
+        resume = partial(go_on, request, slot, turn.observation_tokens)
+        self.answer(request, turn, now_s, resume)
 
     def _offload(self, request: WorkerRequest, slot: int, now_s: float) -> None:
         engine = self._worker.engine
@@ -98,14 +164,6 @@ class Pauses:
         engine.pin_paused(slot, until_s)
         unpin = partial(self._worker.engine.unpin_paused, slot, until_s)
         call_at(self._env, until_s, partial(self._worker.command, unpin))
-
-    def _tool_over(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
-        """Begin the next turn: at once, with offloading once the KV cache is back, or at a prefill
-        worker."""
-        self._agents.on_turn(request.rollout, False)
-        here = self._fetch if self._kv == "offload" else partial(self._resume, copy=None, blocks=0)
-        go_on = here if self._agents.pool is None else self.prefill
-        self._worker.command(partial(go_on, request, slot, observation_tokens))
 
     def _fetch(self, request: WorkerRequest, slot: int, observation_tokens: int) -> None:
         """Copy back the blocks that the engine does not find itself, and resume."""
@@ -135,11 +193,6 @@ class Pauses:
             tokens = 0  # a copy that old weights computed
         self._worker.engine.resume(slot, observation_tokens, tokens)
         self._worker.decode(request, slot)
-
-    def stop(self, request: WorkerRequest, now_s: float) -> None:
-        """Count the tool call of a request up to now only."""
-        if self._agents.tools is None:
-            self._agents.figures.in_tools_s -= max(request.rollout.environment_until_s - now_s, 0.0)
 
     # Prefill elsewhere.
 
@@ -174,30 +227,3 @@ class Pauses:
         was_done, others = request.ends or (False, ())
         request.ends = was_done or done, (*others, *events)
         return True
-
-    # Deadlines.
-
-    def begin_deadline(self, request: WorkerRequest) -> None:
-        """Have a request that begins now killed at its trajectory's deadline."""
-        if self._agents.rules.deadline_s < math.inf:
-            due_s = self._agents.due_s(request.sample.uid, self._worker.engine.now_s)
-            call_at(self._env, due_s, partial(self._due, request))
-
-    def _due(self, request: WorkerRequest) -> None:
-        if self._worker.is_here(request):
-            self._worker.command(partial(self._kill, request))
-
-    def _kill(self, request: WorkerRequest) -> None:
-        """End a trajectory as it is; one without a token ends at its first."""
-        if not self._worker.is_here(request):
-            return
-        if self._worker.tokens_of(request) == 0:
-            event = self._env.event()
-            on_fire(event, lambda _: self._due(request))
-            self._worker.watch(request, 1, event)
-            return
-        self._agents.figures.killed += 1
-        now_s = self._worker.engine.now_s
-        self.ended(request, now_s)
-        self.stop(request, now_s)
-        self._worker.finish_early(request, True)

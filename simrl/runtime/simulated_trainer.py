@@ -103,17 +103,22 @@ class SimulatedTrainer:
     def published(self, version: int) -> simpy.Event:
         return self._publications.of(version)
 
+    def carried_out(self, kind: str, seconds: float, of: Sequence[Rollout]) -> simpy.Event:
+        """Return an event that fires when a phase of some rollouts is over, here after its predicted
+        seconds."""
+        return self._env.timeout(seconds)
+
     def _train(
         self, rollouts: list[Rollout], prepared: set[int], publish: bool
     ) -> simpy.events.ProcessGenerator:
         started_s, lengths = self._env.now, _lengths(rollouts)
         yield from self._begin(lengths)
         left = _lengths([r for r in rollouts if r.sample.uid not in prepared])
-        yield from self._work(self._inference(self.costs, left))
+        yield from self._work(self._inference(self.costs, left), of=rollouts)
         rollouts = self._accepted(rollouts)
         left = _lengths([r for r in rollouts if r.sample.uid not in self._with_gradients])
         self._with_gradients.clear()
-        yield from self._work(self.costs.update(left, self.costs.minibatches))
+        yield from self._work(self.costs.update(left, self.costs.minibatches), of=rollouts)
         return (yield from self._finish(rollouts, started_s, publish))
 
     def _train_parts(self, parts: simpy.Store) -> simpy.events.ProcessGenerator:
@@ -127,9 +132,9 @@ class SimulatedTrainer:
             if begins:
                 started_s = self._env.now
                 yield from self._begin(lengths)
-            yield from self._work(self._inference(self.costs, lengths))
+            yield from self._work(self._inference(self.costs, lengths), of=part)
             part = self._accepted(part)
-            yield from self._work(self.costs.update(_lengths(part), 1, begins))
+            yield from self._work(self.costs.update(_lengths(part), 1, begins), of=part)
             rollouts += part
         return (yield from self._finish(rollouts, started_s, publish=True))
 
@@ -230,14 +235,17 @@ class SimulatedTrainer:
         return step
 
     def _work(
-        self, phases: Sequence[Phase], lanes: Sequence[int] | None = None
+        self,
+        phases: Sequence[Phase],
+        lanes: Sequence[int] | None = None,
+        of: Sequence[Rollout] = (),
     ) -> simpy.events.ProcessGenerator:
-        """Work through the phases, on all lanes or on some."""
+        """Work through the phases of some rollouts, on all lanes or on some."""
         for kind, seconds in phases:
             started_s, occupied = self._env.now, self.lanes if lanes is None else lanes
             if self._spot is not None:
                 self._spot.occupied(occupied, started_s)
-            yield self._env.timeout(seconds)
+            yield self.carried_out(kind, seconds, of)
             self.busy_s += seconds if lanes is None else 0.0
             for lane in occupied:
                 self._recorder.span(lane, kind, started_s, self._env.now, self.version)

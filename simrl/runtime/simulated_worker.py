@@ -168,6 +168,11 @@ class SimulatedWorker:
         self._is_lent = False  # its absence is no loss
 
     @property
+    def now_s(self) -> float:
+        """The time of the engine's boundary."""
+        return float(self.engine.now_s)
+
+    @property
     def generated_total(self) -> int:
         """Tokens since the start, with all drafters."""
         return sum(engine.generated_total for engine in self.engines)
@@ -551,6 +556,14 @@ class SimulatedWorker:
         if self._drafting is not None and drafter is not None and self._drafting.load_s > 0:
             self.engine.now_s += self._drafting.load_s
             self._span("load_drafter", self.engine.now_s - self._drafting.load_s, self.engine.now_s)
+
+    def kill(self, request: WorkerRequest, at_first_token: simpy.Event) -> None:
+        """End the trajectory of a request as it is; one without a token goes on to its first."""
+        if self.is_here(request) and self.tokens_of(request) == 0:
+            self.watch(request, 1, at_first_token)
+        elif self.is_here(request):
+            self._pauses.killed(request, self.now_s)
+            self.finish_early(request, True)
 
     def is_here(self, request: WorkerRequest) -> bool:
         """Return whether a request has not left."""

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
-from simrl.validation import numbers_are_no_truth
+from simrl.validation import Section
 
 Kv = Literal["cache", "keep", "drop", "offload"]
 
 
-class AgentsConfig(
-    BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-):
+class AgentsConfig(Section):
     """Trajectories of several turns with an environment: the KV cache while a tool runs, caps, a
     deadline. For responses of one turn, only `max_concurrent` and `deadline_s` count."""
-
-    _numbers = numbers_are_no_truth
 
     kv_while_tool_runs: Kv | None = None
     """fate of a trajectory's KV cache while a tool runs. cache: it is found again unless evicted

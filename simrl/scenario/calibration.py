@@ -11,12 +11,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from simrl.scenario.dotted import get
 from simrl.training.config import Seconds, Share
-from simrl.validation import in_words, numbers_are_no_truth
+from simrl.validation import Section, in_words
 
 if TYPE_CHECKING:
     from simrl.scenario.model import Scenario
@@ -37,14 +37,10 @@ Fit = TypedDict(  # the corrections that `simrl.study.corrections` fits
 )
 
 
-class CalibrationConfig(
-    BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-):
+class CalibrationConfig(Section):
     """The log to which corrections were fitted, and what it leaves open, as `simrl calibrate` writes
     it. Commands that simulate the scenario repeat it, and simulate it with the other fits, too, which
     gives the range of their results."""
-
-    _numbers = numbers_are_no_truth
 
     log: str
     """log of the run"""

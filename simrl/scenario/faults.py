@@ -6,10 +6,10 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, field_validator, model_validator
+from pydantic import Field, NonNegativeInt, field_validator, model_validator
 
 from simrl.errors import refuse
-from simrl.validation import no_truth
+from simrl.validation import Section, no_truth
 
 Seconds = Annotated[float, Field(ge=0, le=1e7)]  # four months
 Rate = Annotated[
@@ -27,13 +27,10 @@ NUMBERS = (
 )  # all fields but the kind: pydantic lets no validator precede a discriminator
 
 
-class _Fault(BaseModel):
+class _Fault(Section):
     """A fault of one `worker` at a stated time, or of every worker at drawn times (`rate_per_hour`,
     a Poisson process)."""
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
     _numbers: Any = field_validator(*NUMBERS, mode="before", check_fields=False)(
         classmethod(no_truth)
     )

@@ -10,9 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -36,16 +34,9 @@ from simrl.scenario.presets import with_presets
 from simrl.speculation.inputs import SpeculationInputs
 from simrl.trace.synthesis import CapTokens, LengthModel
 from simrl.training.config import Seconds, Share, TrainingConfig
-from simrl.validation import MOST_SEED, numbers_are_no_truth, switched
+from simrl.validation import MOST_SEED, Model, Section, bounded, switched
 
 MOST_STEPS = 1_000_000  # an update a second for eleven days
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-    )
-    _numbers = numbers_are_no_truth
 
 
 GpuCount = Annotated[int, Field(gt=0, le=262_144)]  # 2^18: more than any cluster for one run has
@@ -69,7 +60,9 @@ def _with_sheet(data: Any) -> Any:
     if isinstance(written, Mapping) or str(written).endswith(".toml"):
         sheet = whole_sheet(written) if isinstance(written, Mapping) else dict(gpu_named(written))
         return {**data, "gpu": sheet["name"], "sheet": sheet}
-    beside = dict(data.get("sheet") or {"name": written})
+    beside = (
+        dict(data["sheet"]) if isinstance(data.get("sheet"), Mapping | Gpu) else {"name": written}
+    )
     replaced = beside.get("name") != written
     if replaced and "source" not in beside:  # simrl's own sheets have one
         raise ValueError(
@@ -83,7 +76,7 @@ BytesPerS = Annotated[float, Field(ge=1e6, le=1e15)]
 HostSpeed = Annotated[float, Field(ge=0.05, le=20)]
 
 
-class TrainPool(_Section):
+class TrainPool(Section):
     """GPUs that only train; the GPUs of the cluster then only roll out, and weights reach the
     workers over the network. A key that is left out has the cluster's value, or for another kind of
     GPU the data sheet's."""
@@ -108,7 +101,7 @@ class TrainPool(_Section):
     """data sheet of the GPU, as cluster.sheet"""
 
 
-class PrefillPool(_Section):
+class PrefillPool(Section):
     """Rollout GPUs that only prefill: the others decode, and KV caches go from pool to pool
     (docs/clusters.md)."""
 
@@ -125,7 +118,7 @@ class PrefillPool(_Section):
     given"""
 
 
-class ClusterConfig(_Section):
+class ClusterConfig(Section):
     """The GPUs. `tp` × `dp` of them make one rollout worker."""
 
     _sheets = model_validator(mode="before")(_with_sheet)
@@ -247,7 +240,7 @@ def _in_topology(kind: Gpu, pool: ClusterConfig | TrainPool) -> Gpu:
 TOPOLOGY = ("gpus_per_node", "nvlink_domain", "network_bytes_per_s", "host_speed")
 
 
-class PrecisionConfig(_Section):
+class PrecisionConfig(Section):
     """Precisions of the rollout's weights and KV cache, and of training's matrix products. If there
     are no measured kernels in a precision, step times are extrapolated by the roofline, and
     training in it is refused."""
@@ -263,7 +256,7 @@ class PrecisionConfig(_Section):
     """precision of the matrix products of training"""
 
 
-class WorkloadConfig(_Section):
+class WorkloadConfig(Section):
     """The prompts and responses: a recorded trace, or a synthetic one. A trace with too few steps
     is repeated."""
 
@@ -281,7 +274,7 @@ class WorkloadConfig(_Section):
         return self
 
 
-class EvaluationConfig(_Section):
+class EvaluationConfig(Section):
     """Evaluations of the policy as requests at the rollout workers. Their tokens are neither trained
     nor dropped."""
 
@@ -290,9 +283,9 @@ class EvaluationConfig(_Section):
     version that no worker loads, the next one that is loaded"""
     at_start: bool = False
     """an evaluation of the first weights, before the first rollout"""
-    prompts: PositiveInt | None = None
+    prompts: Annotated[int, Field(gt=0, le=100_000)] | None = None
     """prompts of an evaluation, the first ones of `lengths`; all of its first step if not given"""
-    samples: PositiveInt | None = None
+    samples: Annotated[int, Field(gt=0, le=1024)] | None = None
     """responses a prompt; as many as in `lengths` if not given"""
     lengths: WorkloadConfig | None = None
     """lengths of the evaluation set: {trace: file} or {synthetic: model}; the workload's if not
@@ -306,7 +299,7 @@ class EvaluationConfig(_Section):
     """of the responses that wait for the limit of responses in flight, those that start first"""
 
 
-class RooflineConfig(_Section):
+class RooflineConfig(Section):
     """Efficiencies of `simrl.profile.profilers.roofline.roofline_profile`; keys that are left out
     have its defaults."""
 
@@ -321,7 +314,7 @@ class RooflineConfig(_Section):
     """host time between two forward passes; 0.001 if not given"""
 
 
-class ProfileConfig(_Section):
+class ProfileConfig(Section):
     """Step times: a profile file, or a roofline of the cluster's GPU; with corrections from a
     measurement. Without either: the shipped profile, or one extrapolated from the nearest layout;
     if there is none, a roofline."""
@@ -390,7 +383,7 @@ class JudgeConfig(TrainPool):
     """settings of its engines, as the section engine"""
 
 
-class SystemConfig(BaseModel, frozen=True, extra="allow"):
+class SystemConfig(Model, extra="allow"):
     """A recipe's name and its parameters, flat: `{name: areal, eta: 8}`. The recipe checks the
     parameters. The words of a switch, on and off, are true and false."""
 
@@ -399,14 +392,14 @@ class SystemConfig(BaseModel, frozen=True, extra="allow"):
     @model_validator(mode="before")
     @classmethod
     def _with_switches(cls, data: Any) -> Any:
-        return switched(data)
+        return bounded(switched(data))
 
     @property
     def parameters(self) -> dict[str, Any]:
         return dict(self.model_extra or {})
 
 
-class Scenario(_Section):
+class Scenario(Section):
     """One simulation."""
 
     name: str

@@ -15,14 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from simrl.errors import InputError, first_line, meant, printable, refuse
 from simrl.files import write_whole_file
 from simrl.profile.hardware import gpu
 from simrl.profile.metadata import SAMPLER, ProfileMetadata
 from simrl.training.config import Seconds, TrainingConfig
-from simrl.validation import explain
+from simrl.validation import Model, explain
 
 KERNELS_ALONE = ("derived", "extrapolated", "assumed")  # kinds of profiles without the host's time
 USUAL = "vllm-0.19"  # the engine of a shipped profile where none is named
@@ -30,7 +30,7 @@ MOST_BYTES = 100_000  # of a file
 EXAMPLE = 'a constant is {value = 0.5, low = 0.4, high = 0.6, kind = "measured", source = "where it is from"}'
 
 
-class Constant(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class Constant(Model):
     """A preset's value of a field, the range in which it is known, and its source."""
 
     value: float | bool | str
@@ -65,7 +65,7 @@ class Used(NamedTuple):
     constant: Constant
 
 
-class EngineConstants(BaseModel, extra="forbid"):
+class EngineConstants(Model):
     """The constants that an engine may have; a framework has fields of `training`."""
 
     between_passes_s: Seconds = 0.0
@@ -81,7 +81,7 @@ class EngineConstants(BaseModel, extra="forbid"):
     reserve_bytes: Annotated[float, Field(ge=0)] = 0.0
 
 
-class Preset(BaseModel, frozen=True, extra="forbid"):
+class Preset(Model):
     """An engine or a framework. `engine` is the engine that a framework drives: a shipped one, or
     one of the same file."""
 

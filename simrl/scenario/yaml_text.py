@@ -45,8 +45,8 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
     """A loader of YAML with the scalars of YAML 1.2: `017` is 17; `1:30:00`, `on` and `yes` are
     texts. (A field that is a switch takes on and yes for true.)"""
 
-    yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 (PyYAML's own)
-    yaml_constructors = {  # noqa: RUF012
+    yaml_implicit_resolvers: dict[str, Any] = {}
+    yaml_constructors = {
         tag: construct
         for tag, construct in _SafeLoader.yaml_constructors.items()
         if tag is None or tag.removeprefix(_TAG) in ("str", "seq", "map")

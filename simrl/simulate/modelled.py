@@ -6,12 +6,12 @@ engine, its cluster, its faults.
 
 from __future__ import annotations
 
-import inspect
 import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from simrl.engine.requests import is_plain
+from simrl.extensions import documentation
 from simrl.speculation.methods import METHODS
 from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import UNSEPARATED
@@ -42,7 +42,9 @@ def omitted(functions: Mapping[str, Any], name: str) -> str:
     """Return what the docstring of a recipe or a method says under "Not modelled", also by naming
     another one."""
     section = re.search(
-        r"Not modelled: (.+?)\.?\s*(\n\n|$)", inspect.getdoc(functions.get(name)) or "", re.DOTALL
+        r"Not modelled: (.+?)\.?\s*(\n\n|$)",
+        documentation(functions[name]) if name in functions else "",
+        re.DOTALL,
     )
     text = " ".join(section[1].split()) if section else ""
     if other := re.match(r"as (?:in )?(\w+)(?:, and the method \w+)?(?:; )?", text):
@@ -52,6 +54,10 @@ def omitted(functions: Mapping[str, Any], name: str) -> str:
 
 def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     trace, engine = prepared.trace, prepared.scenario.engine
+    unused = prepared.scenario.agents.model_dump(exclude_defaults=True).keys() - {
+        "max_concurrent",
+        "deadline_s",
+    }
     names, notes = set(trace.table.column_names), str(trace.metadata.notes or "").split(". ")
     yield from (
         note[0].lower() + note[1:].removesuffix(".")
@@ -97,6 +103,8 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
         == "rhymerl"
         and {"dynamic_sampling", "filter_groups"}
         <= {key for key, value in chosen.items() if value},
+        f"agents.{', agents.'.join(sorted(unused))} without effect: responses have one turn": unused
+        and not names & {"turn_tokens", "environment_s"},
         "profile.tau is without effect: it is of ranking groups (rhymerl)": prepared.scenario.profile.tau
         is not None
         and prepared.tau is None,

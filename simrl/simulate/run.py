@@ -52,6 +52,8 @@ from simrl.speculation.siblings import old_lengths
 from simrl.trace.workload import Workload
 from simrl.training.costs import deal, longest_first, pack
 
+MakeLearners = Callable[["Schedule", Sequence[int]], tuple[Trainer, Rewarder]]
+
 
 def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -> Result:
     """Run a scenario to its last policy update; `on_step` is called after each. Raise `InputError`
@@ -59,24 +61,33 @@ def simulate(scenario: Scenario, on_step: Callable[[int], None] | None = None) -
     return simulate_prepared(prepare(scenario), on_step)
 
 
-def simulate_prepared(prepared: Prepared, on_step: Callable[[int], None] | None = None) -> Result:
-    """Run a prepared scenario to its last policy update; `on_step` is called after each."""
+def simulate_prepared(
+    prepared: Prepared,
+    on_step: Callable[[int], None] | None = None,
+    make_learners: MakeLearners | None = None,
+) -> Result:
+    """Run a prepared scenario to its last policy update; `on_step` is called after each, and
+    `make_learners` is as in `Schedule`."""
     # A run makes millions of small objects and hardly any reference cycles: the search for cycles
     # takes a third of its time.
     collects = gc.isenabled()
     gc.disable()
     try:
-        return _result_of(prepared, on_step)
+        return _result_of(prepared, on_step, make_learners)
     finally:
         if collects:
             gc.enable()
 
 
-def _result_of(prepared: Prepared, on_step: Callable[[int], None] | None) -> Result:
+def _result_of(
+    prepared: Prepared,
+    on_step: Callable[[int], None] | None,
+    make_learners: MakeLearners | None,
+) -> Result:
     # A function of its own: the schedule, whose actors refer to each other, must be out of reach
     # when garbage is collected again, or it enters an older generation and the objects of the run
     # are kept for long.
-    schedule = Schedule(prepared, simpy.Environment(), simulated_workers, on_step)
+    schedule = Schedule(prepared, simpy.Environment(), simulated_workers, on_step, make_learners)
     schedule.run()
     return schedule.result()
 
@@ -105,7 +116,7 @@ class Schedule:
         env: simpy.Environment,
         make_workers: Callable[[Schedule], Sequence[Worker]],
         on_step: Callable[[int], None] | None = None,
-        make_learners: Callable[[Schedule, Sequence[int]], tuple[Trainer, Rewarder]] | None = None,
+        make_learners: MakeLearners | None = None,
         once: bool = False,
     ) -> None:
         scenario, system = prepared.scenario, prepared.system
@@ -350,7 +361,7 @@ class Schedule:
             metadata["prefix_cache"] = cache_totals(
                 cast(SimulatedWorker, worker) for fleet in self._fleets for worker in fleet.workers
             )
-        if self._simulates and (prepared.has_turns or self.agents.rules.deadline_s < np.inf):
+        if prepared.has_turns or self.agents.rules.deadline_s < np.inf:
             self.agents.stop()
             metadata["agents"] = self.agents.facts() | (
                 self.dispatcher.programs.figures if prepared.system.dispatch.programs else {}

@@ -14,11 +14,12 @@ import math
 from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from simrl.profile.compiled import inlined, kernel
 from simrl.speculation.draws import mixed, uniform
 from simrl.speculation.matching import Floats
+from simrl.validation import Model
 
 Probability = Annotated[float, Field(gt=0, lt=1)]
 Verification = Literal["exact_match", "rejection_sampling"]
@@ -30,7 +31,7 @@ _HARDNESS = (
 )  # place of this draw under a sample's key; a pass draws at its tokens so far, never negative
 
 
-class ModelAcceptance(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class ModelAcceptance(Model):
     """The acceptance of a model drafter: a small model of the family, or an EAGLE-type head."""
 
     by_position: tuple[Probability, ...] = Field(

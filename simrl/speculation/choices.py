@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Annotated, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from simrl.errors import refuse
 from simrl.speculation.drafter import MOST_DRAFT_TOKENS, Tokens
-from simrl.validation import in_order
+from simrl.validation import Model, in_order
 
 Capture = Literal["vanilla", "bucketed"]
 RUN_TOKENS = 3  # that the directory of a history looks up
@@ -24,7 +24,7 @@ LARGEST_TOKEN_ID = (1 << 21) - 2
 TreeTokens = Annotated[int, Field(ge=1, le=4096)]
 
 
-class Elastic(BaseModel, frozen=True, extra="forbid"):
+class Elastic(Model):
     """TLT's elastic threshold; see `next_elastic`."""
 
     threshold: int = Field(
@@ -37,7 +37,7 @@ class Elastic(BaseModel, frozen=True, extra="forbid"):
     )
 
 
-class Toggle(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class Toggle(Model):
     """EfficientRollout's toggle and ladder; see `simrl.speculation.toggle`."""
 
     ramp: int | None = Field(
@@ -77,7 +77,7 @@ class Strategy(NamedTuple):
         return min(self.tokens_to_verify, nodes + 1)
 
 
-class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class BegMab(Model):
     """Parameters of BEG-MAB. Strategies that verify equally many tokens are a group; the groups,
     from the most tokens to the fewest, are matched to the buckets of batch sizes, from the smallest
     to the largest."""
@@ -135,7 +135,7 @@ class BegMab(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
         return self
 
 
-class HistoryRule(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class HistoryRule(Model):
     """The rule by which HistoSpec finds a draft. The defaults are the paper's (RhymeRL
     §5.3-5.4)."""
 

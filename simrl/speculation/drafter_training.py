@@ -31,10 +31,12 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
+
+from simrl.validation import Model
 
 
-class SpotTraining(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class SpotTraining(Model):
     """The training of the drafter. The most important number, `recovery_iterations`, is read off
     Fig. 15, which has no scale for it ("within a few iterations"): assumed, like the time of an
     iteration."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from simrl.errors import InputError, choose
 from simrl.profile.model_shape import MODELS
@@ -19,16 +19,14 @@ from simrl.speculation.acceptance import ModelAcceptance, Verification
 from simrl.speculation.methods import EAGLE, MTP, OLD_RESPONSE, QUANTISED, Speculation
 from simrl.speculation.run_model import Bucket, ResponseClass, RunModel
 from simrl.speculation.trees import with_positions
-from simrl.validation import numbers_are_no_truth
+from simrl.validation import Section
 
 TextDrafter = Literal["history", "ngram", "siblings"]
 PARTS = (EAGLE, MTP, *QUANTISED, OLD_RESPONSE)  # drafters that are no models of their own
 
 
-class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class HistoryWorkers(Section):
     """The CPU workers that build HistoSpec's indexes (RhymeRL §5.3)."""
-
-    _numbers = numbers_are_no_truth
 
     workers: int = Field(default=8, ge=1, le=100_000, description="index builders, one core each")
     tokens_per_s: float = Field(
@@ -80,7 +78,7 @@ class HistoryWorkers(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False
         return self
 
 
-class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class SpeculationInputs(Section):
     """The section `speculation` of a scenario. If the trace has token ids, these are used
     instead."""
 
@@ -92,8 +90,6 @@ class SpeculationInputs(BaseModel, frozen=True, extra="forbid", allow_inf_nan=Fa
         "model": "a method has it, speculation: {name: draft_model, model: {}} of a system",
         "num_speculative_tokens": "a method has it, speculation: {name: ngram, window: {kind: fixed, tokens: {}}} of a system",
     }
-
-    _numbers = numbers_are_no_truth
 
     verification: Verification | None = Field(
         default=None,

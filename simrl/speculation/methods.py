@@ -273,7 +273,10 @@ def das(
 
 
 @validate_call
-def spec_rl(verify: Literal["engine", "trainer"] = "engine", bias: float = 0.0) -> Speculation:
+def spec_rl(
+    verify: Literal["engine", "trainer"] = "engine",
+    bias: Annotated[float, Field(ge=-100, le=100)] = 0.0,
+) -> Speculation:
     """Verify the whole response of the epoch before, and decode from the first token that is not kept.
 
     `verify` says by what. `engine`: one prefill of prompt and old response. `trainer`, as the public code

@@ -18,7 +18,7 @@ from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from simrl.errors import InputError
 from simrl.profile.compiled import kernel, part
@@ -30,6 +30,7 @@ from simrl.speculation.passes import run_passes, stretches
 from simrl.speculation.windows import Fixed
 from simrl.trace.draws import mixed
 from simrl.trace.trace import Trace
+from simrl.validation import Model
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -40,7 +41,7 @@ SMALLEST_BUCKET = 0.01  # share of the lengths
 _CLASS = -1  # the place of a response's draw of its class; its lengths are drawn at 0, 1, 2 …
 
 
-class Bucket(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class Bucket(Model):
     """Lengths above the bucket before, up to `up_to_tokens`."""
 
     up_to_tokens: int = Field(ge=1, le=2**24, description="the longest length in the bucket")
@@ -51,7 +52,7 @@ class Bucket(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
 Buckets = Annotated[tuple[Bucket, ...], Field(min_length=1)]
 
 
-class ResponseClass(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class ResponseClass(Model):
     """A class of responses that drafts serve equally well."""
 
     share: Share = Field(description="share of the responses up to typical_tokens")
@@ -78,7 +79,7 @@ class ResponseClass(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False)
         return self
 
 
-class RunModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class RunModel(Model):
     """The runs of a text drafter (history, siblings, n-grams), for traces without token ids."""
 
     classes: tuple[ResponseClass, ...] = Field(

@@ -25,7 +25,7 @@ from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from simrl.errors import InputError, refuse
 from simrl.profile.compiled import kernel
@@ -33,7 +33,7 @@ from simrl.speculation.acceptance import MOST_PROBABLE, ModelAcceptance
 from simrl.speculation.choices import Strategy
 from simrl.speculation.matching import Floats
 from simrl.trace.draws import uniforms
-from simrl.validation import explain
+from simrl.validation import Model, explain
 
 # Assumed: with these two, trees of 12 levels and 64 tokens whose acceptance gives TLT's Table 1 at
 # topk 8 (accept length 8.67) give it at topk 4 to 12 within 1 %; at 16 it is 3 % too long, as more
@@ -129,7 +129,7 @@ def _levels_reached(
     return reached / trees
 
 
-class Logged(BaseModel, frozen=True, extra="allow", allow_inf_nan=False):
+class Logged(Model, extra="allow"):
     """An acceptance as a scenario has it, with what an engine logs of drafts."""
 
     accepted_per_position: (

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, NamedTuple
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from simrl.validation import in_order
+from simrl.validation import Model, in_order
 
 MOST_TOKENS = 1024  # far beyond what a verification pass is worth; keeps sums and products small
 AIMD, MIMD, FIXED = 0, 1, 2
@@ -30,7 +30,7 @@ class WindowRule(NamedTuple):
     most_tokens: int
 
 
-class Aimd(BaseModel, frozen=True, extra="forbid"):
+class Aimd(Model):
     """HistoSpec's window of the paper (RhymeRL §5.4); see
     `simrl.speculation.passes.next_window`."""
 
@@ -50,7 +50,7 @@ class Aimd(BaseModel, frozen=True, extra="forbid"):
         return WindowRule(AIMD, self.start_tokens, self.increase_tokens, self.most_tokens)
 
 
-class Mimd(BaseModel, frozen=True, extra="forbid"):
+class Mimd(Model):
     """HistoSpec's window of the public code; see `simrl.speculation.passes.next_window`."""
 
     kind: Literal["mimd"] = "mimd"
@@ -69,7 +69,7 @@ class Mimd(BaseModel, frozen=True, extra="forbid"):
         return WindowRule(MIMD, self.start_tokens, self.factor, self.most_tokens)
 
 
-class Fixed(BaseModel, frozen=True, extra="forbid"):
+class Fixed(Model):
     """A constant number of tokens."""
 
     kind: Literal["fixed"] = "fixed"

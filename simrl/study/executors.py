@@ -305,7 +305,10 @@ class RayCluster:
                             stored[digest],
                         )
                     pending[simulate.remote(points[i], points[i].code["code"], files)] = i
-                for reference in ray.wait(list(pending))[0]:
+                ready = ray.wait(list(pending), timeout=ANSWER_S)[0]
+                if not ready:
+                    _require_head()
+                for reference in ready:
                     i, outcome = pending.pop(reference), _fetched(reference)
                     if isinstance(outcome, str):
                         losses[i] += 1
@@ -322,6 +325,21 @@ class RayCluster:
         finally:
             for reference in pending:
                 ray.cancel(reference, force=True)
+
+
+def _require_head() -> None:
+    """Raise `InputError` if the cluster's head does not answer: Ray itself ends this process a
+    minute later, without a word on what is kept."""
+    import ray
+
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=ANSWER_S).close()
+    except OSError as error:
+        raise InputError(
+            f"--ray: the head of the cluster at {host}:{port} does not answer any more ({first_line(error)}); the points so "
+            "far are kept: give the command again, with another cluster or without --ray"
+        ) from error
 
 
 def _fetched(reference: Any) -> Outcome | LostTask | str:

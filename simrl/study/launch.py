@@ -18,7 +18,6 @@ from shlex import quote
 from typing import Any
 
 import numpy as np
-from pydantic import BaseModel
 
 from simrl.pipelines.areal import CONCURRENT_BATCHES
 from simrl.profile.hardware import Gpu
@@ -26,6 +25,7 @@ from simrl.scenario.presets import FRAMEWORK_FILES
 from simrl.simulate.prepare import Prepared
 from simrl.systems.recipes import parameters_of
 from simrl.training.config import TrainingConfig
+from simrl.validation import Model
 
 VERL_FP8 = "verl documentation, FP8 RL (docs/advance/fp8.md)"
 VERL_HISTOSPEC = "verl-recipe, specRL/histoSpec/README.md"
@@ -50,7 +50,7 @@ ROLLOUT_GPUS_A_NODE = (  # the first that a framework's settings have
 )
 
 
-class Setting(BaseModel, frozen=True, extra="forbid"):
+class Setting(Model):
     """A setting of a framework. `field` is the field of a scenario that it sets; `value` is written
     where it is not simply the field's value, with names of `_values` in braces, and `values` where
     the framework has other words. At the field's value `unless`, and at one that `values` lacks,

@@ -112,7 +112,7 @@ def verl_2x(extra_rollout_gpus: Annotated[float, Field(gt=0, le=100)] = 1.0) -> 
 def rlhfuse(
     threshold: Share = 0.2,
     destinations: Count | None = None,
-    slowdown: Annotated[float, Field(ge=0)] = 0.1,
+    slowdown: Annotated[float, Field(ge=0, le=100)] = 0.1,
     round_samples: Count = 8,
     migration: bool = True,
     fusion: bool = True,

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from inspect import Parameter, Signature, signature
 from typing import Annotated, Any, Literal, get_type_hints
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, validate_call
+from pydantic import BeforeValidator, Field, validate_call
 
 from simrl.dispatch.rules import DISPATCHES, Dispatch
 from simrl.errors import InputError
@@ -21,7 +21,7 @@ from simrl.pipelines.context import DynamicSampling, Pipeline
 from simrl.runtime.worker import RECOMPUTE, OnUpdate
 from simrl.speculation.best_of_n import BestOfN
 from simrl.speculation.methods import Speculation, make_speculation
-from simrl.validation import with_parameters
+from simrl.validation import Model, with_parameters
 
 Plain = Literal[
     "even_split",
@@ -104,11 +104,9 @@ class System:
         return with_parameters(self.name, self.parameters)
 
 
-class Shared(BaseModel):
+class Shared(Model):
     """The parameters that recipes share (`simrl systems show` says what each means). A recipe names
     the ones it takes, and may have other defaults."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     rollout_share: Share = 0.75
     dispatch: Plain | None = "least_requests"  # None: of the recipe's version

@@ -35,7 +35,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
 from simrl.errors import refuse
 from simrl.trace.draws import normals
@@ -52,7 +52,7 @@ from simrl.trace.tools import (
     lists,
 )
 from simrl.trace.trace import Trace, TraceMetadata
-from simrl.validation import numbers_are_no_truth
+from simrl.validation import Section
 
 MeanTokens = Annotated[float, Field(gt=1, allow_inf_nan=False)]
 LARGEST_INT32 = 2**31 - 1  # the limit of a trace's columns
@@ -60,14 +60,12 @@ MOST_SAMPLES = 100_000_000  # about 10 GB while they are drawn
 CapTokens = Annotated[int, Field(gt=1, le=LARGEST_INT32)]
 
 
-class LengthModel(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class LengthModel(Section):
     """The lengths of prompts and responses, and their correlation within a group and over epochs.
 
     Raises pydantic's `ValidationError` for a value outside its bounds; `synthesise` checks that the
     mean is possible under the cap.
     """
-
-    _numbers = numbers_are_no_truth
 
     ELSEWHERE: ClassVar[Mapping[str, str]] = dict.fromkeys(  # what verl, TRL and slime call it
         ("rollout_n", "n", "num_generations", "n_samples_per_prompt"), "it is group={}"

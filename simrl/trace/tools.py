@@ -21,12 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import AfterValidator, BaseModel, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from simrl.errors import InputError, refuse
 from simrl.trace.draws import normals, uniforms
 from simrl.trace.lognormal import cut_tokens, location_of
 from simrl.trace.trace import Trace
+from simrl.validation import Model
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -35,7 +36,7 @@ Sigma = Annotated[float, Field(ge=0, le=3)]
 Seconds = Annotated[float, Field(ge=0, le=1e6)]
 
 
-class Tool(BaseModel, frozen=True, extra="forbid", allow_inf_nan=False):
+class Tool(Model):
     """A tool of an agent: the seconds of its calls, a lognormal or quantiles, and the tokens that
     they add to the context."""
 
@@ -150,7 +151,7 @@ def _check_shares(tools: dict[str, Tool]) -> dict[str, Tool]:
 Tools = Annotated[dict[str, Tool], AfterValidator(_check_shares)]
 
 
-class ToolFile(BaseModel, frozen=True, extra="forbid"):
+class ToolFile(Model):
     """The tools of an agent, by name."""
 
     tools: Tools = Field(min_length=1)

@@ -31,12 +31,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from simrl.errors import InputError, first_line, meant
 from simrl.files import is_count_like, parquet_metadata, read_parquet, write_parquet
 from simrl.trace.sample import Response as Response, Sample as Sample, Turn as Turn
 from simrl.trace.validate import list_sums, refuse, shown, validate
+from simrl.validation import Model
 
 SCHEMA_VERSION = 1
 METADATA_KEY = b"simrl.trace"
@@ -64,7 +65,7 @@ OPTIONAL = {
 }
 
 
-class TraceMetadata(BaseModel, frozen=True, extra="forbid"):
+class TraceMetadata(Model):
     """The source of a trace; stored inside the Parquet file."""
 
     name: str
@@ -89,6 +90,7 @@ class TraceMetadata(BaseModel, frozen=True, extra="forbid"):
     schema_version: int = SCHEMA_VERSION
 
 
+NO_CAP = 2**62  # more than any prompt
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
 MOST_MADE = 8  # things that a trace keeps of itself (`Trace.once`)
@@ -143,6 +145,18 @@ class Trace:
             )
         table = pa.table(arrays)
         validate(table, tuple(REQUIRED), metadata.cap_tokens, origin)
+        prompt, most = table["prompt_tokens"].combine_chunks(), metadata.context_cap_tokens
+        for key, wrong in (
+            ("shared_prefix_tokens", pc.less(prompt, metadata.shared_prefix_tokens)),
+            ("context_cap_tokens", pc.greater_equal(prompt, NO_CAP if most is None else most)),
+        ):
+            refuse(
+                wrong,
+                prompt,
+                "prompt_tokens",
+                origin,
+                f"the metadata's {key} is {getattr(metadata, key)}",
+            )
         return cls(_sorted(table, origin), metadata)
 
     def __len__(self) -> int:

@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
     Field,
     NonNegativeFloat,
     NonNegativeInt,
@@ -17,7 +16,7 @@ from pydantic import (
 )
 
 from simrl.errors import broken
-from simrl.validation import numbers_are_no_truth
+from simrl.validation import Section
 
 # of one phase: eleven days; more is a mistake, and would drown the rest in rounding
 MOST_SECONDS = 1e6
@@ -26,13 +25,9 @@ Share = Annotated[float, Field(ge=0.001, le=1)]
 Rate = Annotated[float, Field(ge=1e6, le=1e15)]  # bytes a second
 
 
-class TrainingConfig(
-    BaseModel, frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
-):
+class TrainingConfig(Section):
     """Inputs of the training model. The defaults are assumptions until they are measured on the
     user's cluster."""
-
-    _numbers = numbers_are_no_truth
 
     mfu: Share | None = None
     """model FLOPs utilisation of an update: model FLOPs (6 per parameter and token, plus attention)

@@ -131,7 +131,7 @@ COMMANDS = {
     "python experiments/validate_profiles.py ../shared/data": Small(needs="aiconfigurator"),
     "python experiments/validate_verification.py ../shared/data": Small(),
     "python experiments/validate_replay.py --page experiments/replay.md": Small(
-        "--only one --seeds 0 --repeats 1", "experiments/replay.md", needs="vllm"
+        "--only 64 --seeds 0 --repeats 1 --profile-s 15", "experiments/replay.md", needs="vllm"
     ),
     "python experiments/validate_stragglers.py ../shared/data": Small(),
     "python experiments/validate_training.py ../shared/data": Small(),

@@ -117,6 +117,11 @@ def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(
     assert len(repeats["errors"]) == repeats["spread"]["repeats"] == 3
     assert "predicted measured error mean largest" in said
     assert f"Two replays differ by up to {repeats['spread']['largest']['makespan_err']:.1%}" in said
+    parts = agreement["given_measured_passes"]
+    assert len(parts) == 3 and "passes have the predicted work" in said
+    for each, errors in zip(parts, repeats["errors"], strict=True):
+        product = (1 + each["speed_err"]) * (1 + each["schedule_err"])
+        assert product == pytest.approx(1 + errors["makespan_err"])
     assert {place.parent.name for place in Path("replayed/repeats").glob("*/result.json")} == {
         "2",
         "3",

@@ -109,6 +109,11 @@ def test_tlt_is_replayed_with_chains_of_an_eagle_head_and_says_so(of: Of, tmp_pa
     )  # of one bucket: of trees as deep
     assert [arm.verified_tokens for arm in setup.bandit.strategies[:2]] == [11, 7]
     check_replayable(prepared, ReplayConfig(Path("model"), draft_model=tmp_path))
+<<<<<<< HEAD
+=======
+    with pytest.raises(InputError, match="heads of the form EagleLlamaForCausalLM, not none"):
+        check_replayable(prepared, ReplayConfig(Path("model")))
+>>>>>>> origin/main
     with pytest.raises(
         InputError, match="'eagle' is none; an EAGLE head; name its folder with --draft-model"
     ):
@@ -206,8 +211,7 @@ def test_a_drafter_asks_for_no_number_of_ranks(of: Of) -> None:
     ("method", "remedy"),
     [
         ("tlt", "not trees; give chains, strategies with a topk of 1"),
-        ({"name": "specactor", "model": "qwen2.5-0.5b"}, "decoupled: false"),
-        ({**COUPLED, "disaggregated": True}, "without disaggregated"),
+        ({**COUPLED, "disaggregated": True}, "leave out disaggregated"),
         ("spec_rl", "choose histospec"),
         (
             "efficient_rollout",
@@ -259,14 +263,59 @@ def test_engines_that_share_a_gpu_get_equal_parts_of_its_memory_and_the_graphs_o
     assert half.graphs == "decode" and engine_settings(one, config).graphs == "compiled"
 
 
-def test_passes_that_are_scheduled_ahead_are_not_replayed(of: Of) -> None:
-    one = of("none")
-    check_replayable(one, ReplayConfig(Path("model")))
-    ahead = replace(one, limits=one.limits._replace(async_scheduling=True))
+def ahead(one: Prepared) -> Prepared:
+    return replace(one, limits=one.limits._replace(async_scheduling=True))
+
+
+def test_passes_are_scheduled_ahead_where_nothing_drafts_and_a_cpu_engine_has_one_rank(
+    of: Of,
+) -> None:
+    one, config = of("none"), ReplayConfig(Path("model"))
+    assert not engine_settings(one, config).async_scheduling
+    check_replayable(ahead(one), config)
+    assert engine_settings(ahead(one), config).async_scheduling
     with pytest.raises(
-        InputError, match=r"schedule no pass ahead \(engine\.async_scheduling\); set it to false"
+        InputError, match=r"next one is scheduled by then; set engine.async_scheduling=false"
     ):
-        check_replayable(ahead, ReplayConfig(Path("model")))
+        check_replayable(ahead(of("histospec")), config)
+    cluster = one.scenario.cluster.model_copy(update={"tp": 2})
+    ranks = replace(ahead(one), scenario=one.scenario.model_copy(update={"cluster": cluster}))
+    with pytest.raises(InputError, match=r"several ranks schedule no pass ahead; set engine"):
+        check_replayable(ranks, config)
+    check_replayable(ranks, replace(config, device="cuda"))
+
+
+@pytest.mark.parametrize(("kv", "is_replayed"), [(None, True), ("keep", False), ("offload", False)])
+def test_tool_calls_are_replayed_unless_an_engine_is_to_keep_blocks_meanwhile(
+    kv: str | None, is_replayed: bool
+) -> None:
+    agents = {"kv_while_tool_runs": kv, "deadline_s": 60.0}
+    agents |= {"host_memory_bytes": 1e9} if kv == "offload" else {}
+    lengths = {"steps": 1, "prompts_per_step": 4, "group": 2, "cap_tokens": 200}
+    lengths |= {"mean_tokens": 60, "sigma": 0.8, "turns": 3.0, "observation_tokens": 100}
+    workload = {"synthetic": {**lengths, "environment_s": 1.0}}
+    several = prepared(scenario("verl_colocated", workload=workload, agents=agents))
+    config = ReplayConfig(Path("model"))
+    if not is_replayed:
+        with pytest.raises(InputError, match=f"kv_while_tool_runs is {kv}.*use cache with"):
+            check_replayable(several, config)
+        return
+    check_replayable(several, config)
+    trace, most = several.trace, engine_settings(several, config).max_model_len
+    contexts = trace.column("prompt_tokens") + trace.observation_tokens()
+    assert most == contexts.max() + trace.metadata.cap_tokens
+
+
+def test_evaluations_have_room_and_follow_no_tokens_of_another_trace(of: Of) -> None:
+    lengths = {"synthetic": {"steps": 1, "prompts_per_step": 2, "group": 1, "cap_tokens": 3000}}
+    lengths["synthetic"] |= {"mean_tokens": 2000.0, "sigma": 0.2, "prompt_tokens": 900.0}
+    one = prepared(scenario("verl_colocated", evaluation={"every": 1, "lengths": lengths}, steps=2))
+    config = ReplayConfig(Path("model"))
+    check_replayable(one, config)
+    assert one.evaluation_trace is not None
+    assert engine_settings(one, config).max_model_len >= 3000 + 900
+    with pytest.raises(InputError, match=r"evaluation\.lengths has others; leave it out"):
+        check_replayable(one, replace(config, recorded_tokens=True))
 
 
 class Model:
@@ -339,7 +388,7 @@ def test_a_batch_gate_lets_a_draft_model_only_keep_its_cache_and_opens_for_a_sma
 
 
 def test_a_bandit_chooses_the_depth_of_a_draft_models_chains_from_measured_rewards() -> None:
-    """Of two chains, each tried once, the one that gave more tokens a second drafts on."""
+    """The one of two chains, each tried once, that gave more tokens a second drafts on."""
     arms = (Strategy(10, 1, 64), Strategy(4, 1, 64))
     bandit = BegMab(strategies=arms, batch_thresholds=(1,), epsilon=0.0, rule="paper")
     live = Live("a", DrafterSetup("engine", Fixed(tokens=8), bandit=bandit))

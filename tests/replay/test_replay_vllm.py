@@ -27,6 +27,7 @@ from simrl.trace.trace import Sample, Trace, TraceMetadata, write_trace
 from simrl_replay.clock import WallClock
 from simrl_replay.host import Begin, DraftCall, Ended, Gained, Loaded, LoadWeights
 from simrl_replay.link import engine_link, wait_until_ready
+from simrl_replay.measured_passes import split_error
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.random_model import make_drafter
 from simrl_replay.replayed import drafter_lines
@@ -475,18 +476,23 @@ def test_an_engine_counts_the_passes_preemptions_and_hits_that_were_simulated(
     schedule = Schedule(prepared, simpy.Environment(), simulated_workers)
     schedule.run()
     with process_fleet(1, engine_settings(prepared, config), config, tmp_path) as fleet:
-        twice = [
-            replay(prepared, fleet, config).result.metadata["replay"]["engines"] for _ in range(2)
-        ]
+        twice = [replay(prepared, fleet, config) for _ in range(2)]
     simulated = schedule.workers[0].engines[0].totals  # type: ignore[attr-defined]
     named = {"passes": "passes", "preemptions": "preemptions"}
     if caching:
         named |= {"prefix_queried_tokens": "lookup_tokens", "prefix_hit_tokens": "hit_tokens"}
-    for [measured] in twice:
+    for each in twice:
+        [measured] = each.result.metadata["replay"]["engines"]
         assert {name: measured[name] for name in named} == {
             name: simulated[of] for name, of in named.items()
         }
         assert measured["preemptions"] > 0 and (measured["prefix_hit_tokens"] > 0) == caching
+        split = split_error(prepared, each.result, each.passes)
+        assert (
+            split.equal_passes
+        )  # the requests that decode and the tokens of contexts, pass by pass
+        assert split.engines[0].measured.passes == measured["passes"] > 500
+        assert split.given.differences == ()
 
 
 def test_a_replay_with_forced_acceptance_accepts_sample_by_sample_what_was_simulated(
@@ -575,6 +581,8 @@ def test_random_weights_follow_a_recorded_run_and_its_drafts_stand_as_simulated(
         for r in rows(measured.trace.table)
     }
     assert generated == {key: ids[key] for key in generated} and len(generated) == len(keys)
+    split = split_error(prepared, measured.result, measured.passes)
+    assert split.equal_passes and split.given.differences == ()
     counts = [
         "epoch",
         "prompt_id",
@@ -664,7 +672,7 @@ def test_seer_is_replayed_in_chunks_that_any_worker_goes_on_with(fleet, config, 
         assert len(places) > len({uid for uid, _ in places})  # some have moved
 
 
-MODELS = "name: split, speculation: {name: draft_model, model: qwen2.5-0.5b, gate: batch, window: {kind: aimd}}"
+MODELS = "name: verl_colocated, speculation: {name: draft_model, model: qwen2.5-0.5b, gate: batch, window: {kind: aimd}}"
 
 
 @pytest.mark.parametrize(

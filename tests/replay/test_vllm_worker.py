@@ -4,17 +4,23 @@ On simulated time, with the reference engine's passes, it is held against the wr
 own, against what real processes do: die, hang, start for long, speak at any time.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from unittest.mock import patch
 
 import pytest
+import simpy
 from hypothesis import example, given, strategies as st
 
 from simrl.engine.state import Limits
+from simrl.runtime.agents import PLAIN, AgentRules, Agents
 from simrl.runtime.events import on_fire
+from simrl.runtime.simulated_worker import simulated_workers
+from simrl.runtime.worker import WorkerCosts
 from simrl.speculation.windows import Fixed
-from simrl.trace.trace import Sample
+from simrl.trace.sample import EVALUATION
+from simrl.trace.trace import Sample, Turn
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.vllm_worker import VllmWorker
 from tests.engine.test_engine import TABLES, limits as any_limits
@@ -34,6 +40,8 @@ from tests.runtime.test_worker import (
     ReferenceWorker,
     lengths,
     number_requests,
+    roomier,
+    turns_of,
 )
 
 TICKS = one_second_a_pass()
@@ -52,6 +60,7 @@ class Rig:
     worker: VllmWorker
     engine: EngineDouble
     record: object
+    agents: Agents
     log: list = field(default_factory=list)
 
     def note(self, name, event) -> None:
@@ -65,8 +74,9 @@ class Rig:
             self.link.run(self.engine)
 
 
-def rig(limits=ROOMY, tables=TICKS, load_s=10.0, **more) -> Rig:
+def rig(limits=ROOMY, tables=TICKS, load_s=10.0, rules: AgentRules = PLAIN, **more) -> Rig:
     env, record = LogicalClock(), recorder()
+    agents = Agents(env, rules)
     link = LogicalLink(env)
     engine_settings = replace(double_settings(limits), stop_token=more.get("stop_token"))
     engine = EngineDouble(engine_settings, tables, load_s=load_s, wait=link.sleep)
@@ -82,9 +92,10 @@ def rig(limits=ROOMY, tables=TICKS, load_s=10.0, **more) -> Rig:
         60.0,
         60.0,
         print,
+        agents=agents,
         **more,
     )
-    return Rig(env, link, worker, engine, record)
+    return Rig(env, link, worker, engine, record, agents)
 
 
 # Against the written rule. Where commands and boundaries coincide, no request is sent again later: the loop at the engine does
@@ -103,8 +114,8 @@ def timelines(waits, modes=MODES):
     return st.tuples(planned, reactions)
 
 
-def compare_with_the_rule(tables, limits, load_s, timeline):
-    commands, after_end, samples = number_requests(*timeline, lambda uid, response: ())
+def compare_with_the_rule(tables, limits, load_s, timeline, turns=lambda uid, response: ()):
+    commands, after_end, samples = number_requests(*timeline, turns)
     reference = ReferenceWorker(ReferenceEngine(tables, limits), load_s, after_end)
     reference.run(commands)
     real = rig(limits, tables, load_s)
@@ -186,6 +197,141 @@ def test_whatever_is_asked_and_whenever_a_real_loop_does_it_by_the_written_rule(
 ):
     """I4: the loop around a real engine follows the rule of a simulated worker."""
     compare_with_the_rule(TABLES, limits, load_s, timeline)
+
+
+def caching(limits: Limits) -> Limits:
+    """With room for what environments say. As vLLM holds no blocks of a request that has ended, a turn finds its context in the
+    prefix cache, or not at all."""
+    return roomier(limits)._replace(prefix_caching=True)
+
+
+@examples(50)
+@given(
+    any_limits,
+    timelines(st.one_of(st.just(0.0), st.floats(0, 0.6)), MODES + RETRIES),
+    st.sampled_from([0.02, 0.3]),
+)
+def test_what_waits_for_environments_follows_the_written_rule_in_a_real_loop_too(
+    limits, timeline, load_s
+):
+    """I4: each turn is a request of the engine, and the worker does as a simulated one."""
+    compare_with_the_rule(TABLES, caching(limits), load_s, timeline, turns_of)
+
+
+def begun_at_once():
+    """Timelines whose samples all come to an idle worker, where a deadline begins at once."""
+    later = timelines(st.floats(0, 9.0), MODES).map(
+        lambda timeline: [c for c in timeline[0] if c[1][0] != "submit"]
+    )
+    return st.tuples(lengths, later).map(lambda t: ([(0.0, ("submit", t[0])), *t[1]], []))
+
+
+@examples(60)
+@given(
+    any_limits,
+    begun_at_once(),
+    st.sampled_from([None, 1, 2]),
+    st.sampled_from([math.inf, 0.37, 6.37, 21.37]),
+)
+def test_deadlines_and_tool_slots_are_those_of_a_simulated_worker(
+    limits, timeline, slots, deadline_s
+):
+    """I4: the very rules of the simulated worker end trajectories and make tool calls wait."""
+    limits, rules = caching(limits), AgentRules("cache", tool_slots=slots, deadline_s=deadline_s)
+    commands, after_end, samples = number_requests(*timeline, turns_of)
+    env, record = simpy.Environment(), recorder()
+    agents = Agents(env, rules)
+    (simulated,) = simulated_workers(
+        env, 1, TICKS, rules.limits(limits), WorkerCosts(1.0), RESPONSES, record, agents=agents
+    )
+    expected = Observed(env, simulated, after_end, samples)
+    expected.run(commands)
+    real = rig(limits, TICKS, 1.0, rules)
+    seen = Observed(real.env, real.worker, after_end, samples)
+    for time_s, what, argument in commands:
+        real.at(time_s, lambda what=what, argument=argument: getattr(seen, what)(argument))
+    real.run()
+    ends = [
+        {
+            uid: [
+                (pytest.approx(at_s, abs=1e-6), r.done, r.tokens, r.observation_tokens)
+                for at_s, r in stays
+            ]
+            for uid, stays in each.ended.items()
+        }
+        for each in (expected, seen)
+    ]
+    assert ends[0] == ends[1]
+    assert vars(real.agents.figures) == pytest.approx(vars(agents.figures))
+
+
+def test_a_turn_is_a_request_for_the_context_so_far():
+    real, texts = rig(answer_ids=lambda sample, turn: (7,) * turn.observation_tokens), []
+    add = real.engine.add
+    a = sample(0, 4, 9, (Turn(3, 5.5, 2), Turn(5, 0.25, 0)))
+
+    def noted(request_id, prompt_ids, tokens, *more) -> None:
+        texts.append((prompt_ids, tokens))
+        add(request_id, prompt_ids, tokens, *more)
+
+    real.engine.add = noted
+    real.note("end", real.worker.submit(a))
+    real.run()
+    [(_, at_s, rollout)] = real.log
+    first, (one, two, three) = prompt_ids(a), zip(*[iter(rollout.token_ids)] * 3, strict=True)
+    assert texts == [
+        (first, 3),
+        ((*first, *one, 7, 7), 2),
+        ((*first, *one, 7, 7, *two[:2]), 4),
+    ]
+    assert (rollout.done, rollout.observation_tokens, len(three)) == (True, 2, 3)
+    assert [s[2:] for s in rollout.segments] == [
+        (3, 0.0, 3.0),
+        (2, 8.5, 10.5),
+        (4, 10.75, at_s),
+    ]
+    assert [(s.started_s, s.ended_s) for s in real.record.spans] == [
+        (0.0, 3.0),
+        (8.5, 10.5),
+        (10.75, at_s),
+    ]
+
+
+def test_a_tool_call_goes_on_while_its_response_moves_and_is_awaited_where_it_goes_on():
+    real = rig()
+    a = sample(0, 4, 9, (Turn(3, 20.25, 2),))
+    stay = real.worker.submit(a)
+    on_fire(stay, lambda event: real.note("moved", real.worker.submit(a, event.value)))
+    real.at(10.0, lambda: real.worker.abort(a))
+    real.run()
+    [(_, at_s, rollout)] = real.log
+    assert (at_s, rollout.done) == (3.0 + 20.25 + 6, True)
+    assert rollout.observation_tokens == 2  # once, and computed where it goes on
+
+
+def test_an_engine_whose_requests_all_wait_for_tools_does_not_count_as_hung():
+    real = rig()
+    real.note("end", real.worker.submit(sample(0, 4, 9, (Turn(3, 500.0, 2),))))
+    real.at(400.0, real.worker._look)
+    real.run()
+    assert real.log[0][1] == 3 + 500 + 6
+
+
+def test_an_evaluation_has_spans_of_its_own_until_a_request_of_training_enters():
+    real = rig(load_s=2.0, evaluates=(2, 3.0))
+    real.worker.submit(sample(EVALUATION, 4, 4))
+    real.at(2.5, lambda: real.worker.submit(sample(1, 4, 2)))
+    for at_s, version in ((10.0, 1), (20.0, 3)):
+        real.at(at_s, lambda version=version: real.note(version, real.worker.load_weights(version)))
+    real.run()
+    assert [(s.kind, s.started_s, s.ended_s) for s in real.record.spans] == [
+        ("evaluate", 0.0, 3.0),
+        ("rollout", 3.0, 5.0),
+        ("load_weights", 10.0, 12.0),
+        ("load_weights", 20.0, 22.0),
+        ("evaluate", 22.0, 25.0),
+    ]
+    assert real.log == [(1, 12.0, (1, 10.0, 12.0)), (3, 25.0, (3, 20.0, 22.0))]
 
 
 AN_ENGINE_OF_ONE = Limits(

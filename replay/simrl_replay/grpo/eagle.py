@@ -116,13 +116,13 @@ class HeadTrainer:
         in vLLM (0.32), equal ones are the target's, and follow it from then on."""
         shared = (target.get_input_embeddings().weight, target.get_output_embeddings().weight)
         for name, weights in zip(SHARED, shared, strict=True):
-            own = self._own[name]
-            if own is not None and not self._of and torch.equal(own, weights.cpu()):
+            kept = self._own[name]
+            if kept is not None and not self._of and torch.equal(kept, weights.cpu()):
                 self._own[name] = None
         self._target = target
         self._embedding, self._output = (
-            weights if own is None else own.to(self._device)
-            for own, weights in zip(self._own.values(), shared, strict=True)
+            weights if kept is None else kept.to(self._device)
+            for kept, weights in zip(self._own.values(), shared, strict=True)
         )
 
     def _losses(self, ids: Text, window: int | None) -> tuple[torch.Tensor, int]:

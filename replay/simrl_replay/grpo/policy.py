@@ -21,7 +21,7 @@ from pydantic import BaseModel, Field, model_validator
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from simrl.errors import InputError, StoppedError, first_line
 from simrl.files import write_whole_folder
@@ -119,25 +119,27 @@ def save_policy(model: Any, folder: str | Path) -> Path:
 
 
 def load_weights(folder: str | Path) -> dict[str, torch.Tensor]:
-    """Return the weights in a folder that `save_policy` wrote. Raise `InputError` where there are
-    none."""
-    file = Path(folder) / WEIGHTS
-    try:
-        return dict(load_file(file))
-    except (OSError, SafetensorError) as error:
-        raise InputError(
-            f"{file}: holds no weights ({first_line(error)}); name a folder of a policy"
-        ) from error
+    """Return the weights in a folder: in the file of `save_policy`, or in several, as large models
+    come. Raise `InputError` where there are none."""
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(Path(folder).glob("*.safetensors")) or [Path(folder) / WEIGHTS]:
+        try:
+            weights |= load_file(file)
+        except (OSError, SafetensorError) as error:
+            raise InputError(
+                f"{file}: holds no weights ({first_line(error)}); name a folder of a policy"
+            ) from error
+    return weights
 
 
-def load_policy(folder: str | Path) -> Any:
-    """Return the model in a folder that `save_policy` wrote. Raise `InputError` where there is
+def load_policy(folder: str | Path, dtype: torch.dtype = torch.float32) -> Any:
+    """Return the Qwen3 in a folder, with weights of this type. Raise `InputError` where there is
     none."""
     weights = load_weights(folder)
     try:
-        model = Qwen3ForCausalLM(
-            Qwen3Config.from_pretrained(folder, local_files_only=True, dtype="float32")
-        )
+        config = Qwen3Config.from_pretrained(folder, local_files_only=True, dtype=dtype)
+        # By its constructor, rotary frequencies stay in float32.
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation="sdpa")
         if model.config.tie_word_embeddings:
             weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
         model.load_state_dict(weights)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -131,6 +131,16 @@ def _copy(masters: Sequence[torch.Tensor], weights: Sequence[torch.Tensor]) -> N
         weight.data.copy_(master)
 
 
+class WithLogProbs(NamedTuple):
+    """Trajectories to train, each with its advantage, and the log-probs of their tokens under the
+    proximal and the behaviour policy, flat. `dropped` responses are in groups of equal rewards."""
+
+    weighted: Sequence[tuple[Trajectory, float]]
+    proximal: torch.Tensor
+    behaviour: torch.Tensor
+    dropped: int
+
+
 def update(
     model: Any,
     optimizer: Any,
@@ -140,23 +150,45 @@ def update(
     config: UpdateConfig,
     on_log_probs: Callable[[float], None] = lambda _: None,
 ) -> UpdateStats:
-    """Update `model`, which is at `version`, in place. `past` has the weights of the other versions
-    that generated tokens of the batch. `on_log_probs` is called with the seconds of the log-probs,
-    before the first step. Raise `ValueError` for tokens of a version without weights, or segments
-    that do not add up to the response; `StoppedError` for a gradient that is not finite."""
-    weighted = _with_advantages(batch, config)
-    trained = [trajectory for trajectory, _ in weighted]
+    """Update `model`, which is at `version`, in place. `on_log_probs` is called with the seconds of
+    the log-probs, before the first step. Raise as `score` and `train` do."""
     started = time.perf_counter()
-    proximal, behaviour = _log_prob_phase(model, trained, version, past, config)
+    scored = score(model, batch, version, past, config)
     log_prob_s = time.perf_counter() - started
     on_log_probs(log_prob_s)
-    log_probs_known = time.perf_counter()
+    return replace(train(model, optimizer, scored, version, config), log_prob_s=log_prob_s)
+
+
+def score(
+    model: Any,
+    batch: Sequence[Trajectory],
+    version: int | None,
+    past: Mapping[int, Weights],
+    config: UpdateConfig,
+) -> WithLogProbs:
+    """Compute advantages and log-probs. `past` has the weights of the versions that generated
+    tokens of the batch, but for `version`, which the model has (None: it is at none, but within an
+    update). Raise `ValueError` for tokens of a version without weights, or segments that do not add
+    up to the response."""
+    weighted = _with_advantages(batch, config)
+    trained = [trajectory for trajectory, _ in weighted]
+    log_probs_of = _log_prob_phase(model, trained, version, past, config)
+    return WithLogProbs(weighted, *log_probs_of, len(batch) - len(weighted))
+
+
+def train(
+    model: Any, optimizer: Any, scored: WithLogProbs, version: int, config: UpdateConfig
+) -> UpdateStats:
+    """Make the optimizer's steps on scored trajectories, in place; `version` draws the mini-batches.
+    Raise `StoppedError` for a gradient that is not finite."""
+    weighted, proximal, behaviour, dropped = scored
+    started = time.perf_counter()
     sums, norms = _train_phase(model, optimizer, weighted, proximal, behaviour, version, config)
     ended = time.perf_counter()
     means = (sums / sums[-1] if sums[-1] else sums).tolist()
     return UpdateStats(
-        responses=len(trained),
-        dropped_responses=len(batch) - len(trained),
+        responses=len(weighted),
+        dropped_responses=dropped,
         tokens=len(proximal),
         loss=means[0],
         clip_fraction=means[1],
@@ -165,8 +197,8 @@ def update(
         importance_weight=float((proximal - behaviour).exp().mean()) if len(proximal) else 1.0,
         capped_fraction=means[4],
         grad_norm=float(np.mean(norms)) if norms else 0.0,
-        log_prob_s=log_prob_s,
-        train_s=ended - log_probs_known,
+        log_prob_s=0.0,
+        train_s=ended - started,
     )
 
 
@@ -189,7 +221,7 @@ def _with_advantages(
 def _log_prob_phase(
     model: Any,
     trained: Sequence[Trajectory],
-    version: int,
+    version: int | None,
     past: Mapping[int, Weights],
     config: UpdateConfig,
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -47,6 +47,7 @@ NAMED = (
     "evaluate",
     "idle",
 )  # all other kinds of spans have one entry of the legend
+TRAINED = (*NAMED, "log_prob", "train", "publish")  # where training was real
 THICK = 0.43  # of a run's lane; a worker has 1
 TITLE = 84  # characters that fit
 MOST_UPDATES = 6  # that can be told apart in one picture
@@ -55,7 +56,9 @@ MOST_UPDATES = 6  # that can be told apart in one picture
 def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) -> Picture:
     """Draw both runs. The timeline of a long run shows `MOST_UPDATES` updates in its middle; the
     points below, all samples."""
-    lanes_in = min(max(0.46 * agreement.workers, 1.2), 7.5)  # lengths in inches
+    trained = "trained" in measured.metadata.get("replay", {})
+    lanes = agreement.workers + (trained and "train" in dict(spans(measured).lanes))
+    lanes_in = min(max(0.46 * lanes, 1.2), 7.5)  # lengths in inches
     errors = [f"{name}: {error}" for name, _, _, error, _ in error_rows(agreement)] or [
         "nothing to compare"
     ]
@@ -76,7 +79,8 @@ def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) 
         return axes
 
     timeline = panel(0.085, below + points_in + between, 0.9, lanes_in)
-    legend = _draw_runs(timeline, (predicted, measured), agreement)
+    names = TRAINED if trained else NAMED
+    legend = _draw_runs(timeline, (predicted, measured), agreement, lanes, names)
     place_legend, _ = legend_below(
         figure, legend, fontsize="x-small", columnspacing=1.4, handlelength=1.6
     )
@@ -90,19 +94,21 @@ def agreement_figure(predicted: Result, measured: Result, agreement: Agreement) 
     return figure
 
 
-def _draw_runs(axes: Axes, runs: Sequence[Result], agreement: Agreement) -> list[Patch | Line2D]:
-    """Draw each worker as one unit of y, predicted in the upper half, measured in the lower. Return
-    the legend's handles."""
+def _draw_runs(
+    axes: Axes, runs: Sequence[Result], agreement: Agreement, lanes: int, named: Sequence[str]
+) -> list[Patch | Line2D]:
+    """Draw each worker as one unit of y, predicted in the upper half, measured in the lower, and
+    below them the trainer, if there are more `lanes`. Return the legend's handles."""
     windows = [_window(run, agreement) for run in runs]
     start_s, end_s = min(start for start, _ in windows), max(end for _, end in windows)
     parts = [spans(run).within(start_s, end_s) for run in runs]
-    parts = [part.where(part.rolls_out() & (part.lane < agreement.workers)) for part in parts]
+    parts = [part.where(part.lane < lanes) for part in parts]
     versions = np.unique(
         np.concatenate([part.policy_version[part.of_kind("rollout")] for part in parts])
     ).tolist()
-    workers, drawn = np.arange(agreement.workers), dict[str, Patch]()
+    workers, drawn = np.arange(lanes), dict[str, Patch]()
     for top, run, part in zip((0.5 - THICK, 0.5), runs, parts, strict=True):
-        for label, look, chosen in _looks(part, versions):
+        for label, look, chosen in _looks(part, versions, named):
             draw_spans(axes, part.where(chosen), part.lane[chosen] + top, THICK, **look)
             drawn.setdefault(label, Patch(label=label, **look))
         if agreement.workers <= 8:
@@ -123,8 +129,9 @@ def _draw_runs(axes: Axes, runs: Sequence[Result], agreement: Agreement) -> list
             axes.vlines(updated_s, worker + top, worker + top + THICK, color=INK, linewidth=1.2)
     axes.hlines(workers + 0.5, start_s, end_s, color=INK, linewidth=0.5)
     labelled = workers[:: max(-(-agreement.workers // 16), 1)]
-    axes.set_yticks(labelled + 0.5, labelled.astype(str))
-    axes.set_ylim(max(agreement.workers, 1), 0)
+    texts = ["train" if i == agreement.workers else str(i) for i in labelled]
+    axes.set_yticks(labelled + 0.5, texts)
+    axes.set_ylim(max(lanes, 1), 0)
     axes.set_ylabel("worker: predicted\nabove measured", color=INK)
     if end_s > start_s:
         axes.set_xlim(start_s, end_s)
@@ -156,7 +163,7 @@ def _window(run: Result, agreement: Agreement) -> tuple[float, float]:
 
 
 def _looks(
-    part: Spans, versions: Sequence[int]
+    part: Spans, versions: Sequence[int], named: Sequence[str]
 ) -> Iterator[tuple[str, dict[str, Any], NDArray[np.bool_]]]:
     """Yield the legend's words, a look, and a mask of the spans drawn in it; `versions` are those
     of all spans."""
@@ -169,7 +176,7 @@ def _looks(
     for code, kind in enumerate(part.kinds):
         chosen = part.kind == code
         if kind != "rollout" and chosen.any():
-            words, look = (kind_words(kind), LOOKS[kind]) if kind in NAMED else (OTHER, UNKNOWN)
+            words, look = (kind_words(kind), LOOKS[kind]) if kind in named else (OTHER, UNKNOWN)
             yield words, look.patch, chosen
 
 

@@ -86,8 +86,8 @@ def _of_replay(predicted: Row, measured: Row) -> Answer:
     return Answer(
         f"{measured['system']}: {_speed(measured):.3g} samples/s; predicted were {_speed(predicted):.3g}, {abs(off):.0%} "
         f"{'more' if off >= 0 else 'less'},",
-        "training and rewards included, which a replay holds for the predicted time. Errors on the rollout alone are under "
-        "“Predicted against measured”.",
+        "training and rewards included, which a replay without --train holds for the predicted time. Errors on the rollout "
+        "alone are under “Predicted against measured”.",
     )
 
 

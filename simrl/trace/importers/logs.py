@@ -26,7 +26,6 @@ from pathlib import Path
 from statistics import NormalDist
 
 import pandas as pd
-from pydantic import BaseModel
 
 from simrl.errors import InputError, meant, refuse
 from simrl.trace.importers import rows
@@ -40,6 +39,7 @@ from simrl.trace.importers.exports import (
     read_rows,
     step_of,
 )
+from simrl.validation import Model
 
 Heads = dict[tuple[str, ...], tuple[pd.DataFrame, list[str]]]  # first steps of a log, by form
 MOST = 1e15  # tokens or seconds of a step
@@ -50,7 +50,7 @@ OPERATIONS = {"+": "add", "-": "sub", "*": "mul", "/": "div"}  # of pandas
 SIGMA, SAMPLES = 0.8, 512  # assumed of lengths whose largest is not logged: of the log, and a step
 
 
-class Format(BaseModel, frozen=True, extra="forbid"):
+class Format(Model):
     """The metrics of a framework; `metrics.toml` explains the keys."""
 
     title: str

@@ -13,10 +13,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, model_validator
+from pydantic import model_validator
 
 from simrl.errors import InputError, broken, first_line, meant
-from simrl.validation import validated
+from simrl.validation import Model, validated
 
 FILE = Path(__file__).with_name("sources.toml")
 COUNTED = ("tokenizer", "chars_per_token")
@@ -31,7 +31,7 @@ COLUMNS = (
 )
 
 
-class Source(BaseModel, frozen=True, extra="forbid"):
+class Source(Model):
     """The files of a framework and the names that it gives to a trace's columns; `sources.toml`
     explains the keys."""
 

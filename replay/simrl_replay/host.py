@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.worker import LoadMode
+from simrl_replay.ahead import DrafterGoneError
 from simrl_replay.engine_request import Drafts
 from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.vllm_adapter import (
@@ -690,6 +691,9 @@ def errors_sent(channel: Channel, describe: Callable[[BaseException], str]) -> I
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone
+    except DrafterGoneError as error:
+        traceback.print_exc()  # nothing is sent: as a lost engine, it is started again
+        raise SystemExit(1) from error
     except (InputError, StoppedError) as error:
         channel.send([Failed(str(error), "")])
     except BaseException as error:

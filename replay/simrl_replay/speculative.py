@@ -89,8 +89,8 @@ def speculative_config(
             f"speculation {speculation.label}: random weights do not generate the trace's tokens, so there is nothing to "
             "draft from; choose draft_model, which is accepted as the scenario says, or give weights"
         )
-    if speculation.drafter == "model" and plan.decoupled is None:
-        config = _model_drafter(speculation, folders.folder(speculation), most_tokens)
+    if in_turns := _models_in_turns(prepared):
+        config = _model_drafter(in_turns[0], folders.folder(in_turns[0]), most_tokens)
         if synthetic and plan.acceptance is not None:
             return config | synthetic_acceptance(plan.acceptance, config["num_speculative_tokens"])
         return config
@@ -200,21 +200,26 @@ def drafter_setups(
     get in the tail of a rollout, by name. Raise `InputError` for one that no engine here
     supports."""
     plan = _replayable(prepared)
-    setups: dict[str | None, DrafterSetup] = {None: _setup_of(prepared, plan, folders, process)}
-    for name, other in (prepared.tail.plans if prepared.tail else {}).items():
-        of_engine = plan.decoupled is None and name == plan.speculation.model
-        if other.speculation.drafter == "model" and other.decoupled is None and not of_engine:
-            raise InputError(
-                f"{prepared.system.label}: a freed worker would draft in turns with {name}, and a vLLM engine holds one draft "
-                "model; "
-                + (
-                    "let copies be decoupled"
-                    if plan.decoupled
-                    else f"let drafters be {plan.speculation.model or 'a model'} and ngram, or decoupled be true"
-                )
-            )
-        setups[name] = _setup_of(prepared, other, folders, process)
-    return setups
+    in_turns = {each.model for each in _models_in_turns(prepared)}
+    if len(in_turns) > 1:
+        raise InputError(
+            f"{prepared.system.label}: workers would draft in turns with {', '.join(sorted(in_turns))}, and a vLLM engine "
+            "holds one draft model: name one of them as model or in drafters"
+            + (", or let copies be decoupled" if plan.decoupled else ", or let decoupled be true")
+        )
+    plans: dict[str | None, DraftPlan] = {None: plan}
+    plans.update(prepared.tail.plans if prepared.tail else {})
+    return {name: _setup_of(prepared, each, folders, process) for name, each in plans.items()}
+
+
+def _models_in_turns(prepared: Prepared) -> list[Speculation]:
+    """Return the methods with a model that drafts in the verifier's engine."""
+    tail = prepared.tail.plans.values() if prepared.tail else ()
+    return [
+        plan.speculation
+        for plan in (_plan(prepared), *tail)
+        if plan.speculation.drafter == "model" and plan.decoupled is None
+    ]
 
 
 def _setup_of(

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 
 from simrl.engine.state import Limits
-from simrl.errors import StoppedError
 from simrl.speculation.windows import Fixed
 from simrl_replay.ahead import (
     Ahead,
@@ -24,8 +23,8 @@ from simrl_replay.ahead import (
     Verified,
 )
 from simrl_replay.drafting_ahead import draft_ahead
-from simrl_replay.host import Close
-from simrl_replay.link import ProcessLink, engine_link, wait_until_ready
+from simrl_replay.host import Close, errors_sent
+from simrl_replay.link import WANT_OF_MEMORY, ProcessLink, engine_link, wait_until_ready
 from simrl_replay.vllm_adapter import EngineSettings, Progress
 from tests.engine_double import double_settings
 
@@ -268,13 +267,19 @@ def test_a_drafter_goes_no_further_than_it_may_and_begins_anew_behind_a_correcti
     assert engine.texts == {}
 
 
-def test_a_verifier_says_how_its_drafter_died(tmp_path: Path) -> None:
+def test_a_worker_ends_with_its_drafter_and_says_how_that_died(tmp_path: Path) -> None:
     settings = double_settings(ROOM)
     line = engine_link("drafter 0", settings, tmp_path / "log", work=draft_ahead, start=DraftDouble)
     wait_until_ready([line], 60.0)
     ahead = Ahead(Fixed(tokens=2).rule, AheadSetup(DrafterProcess(None)), [line])
     line.process.kill()
     line.process.join()
-    with pytest.raises(StoppedError, match="the drafter is gone: killed by signal 9"):
+    pipe = Pipe()
+    with (
+        pytest.raises(SystemExit) as ended,
+        errors_sent(pipe, str),  # type: ignore[arg-type]
+    ):
         ahead.windows(9)
+    assert str(ended.value.__cause__) == "the drafter is gone: killed by signal 9" + WANT_OF_MEMORY
+    assert pipe.sent == []  # so that its controller starts the worker again
     line.kill()

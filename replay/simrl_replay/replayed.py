@@ -70,8 +70,8 @@ def measure_and_show(
     `trained_form`, which prepares the scenario again, updates are real."""
     check_replayable(prepared, config)
     check_engine(config)
-    training = prepared.drafts.speculation.training if prepared.drafts else None
-    if training is not None and training.adaptive and ray not in (None, "local"):
+    spot = prepared.drafts.speculation.training if prepared.drafts else None
+    if spot is not None and spot.adaptive and ray not in (None, "local"):
         raise InputError(
             f"--ray {ray}: the trained drafter is written to a folder of this machine, which other nodes do not see; set "
             "adaptive: false, or use --ray local"
@@ -134,12 +134,8 @@ def measure_and_show(
             repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread),
             *(split.line for split in splits[:1]),
         )
-<<<<<<< HEAD
-        for line in drafter_lines(predicted, measured[0].result):
-            say(Screen(), line)
-=======
-        say(Screen(), *counts_beside(predicted, measured[0].result))
->>>>>>> origin/main
+        first = measured[0].result
+        say(Screen(), *counts_beside(predicted, first), *drafter_lines(predicted, first))
         for number, each in enumerate(measured, 1):
             where = f", replay {number}" if len(measured) > 1 else ""
             for event in each.result.metadata["replay"]["happened"]:
@@ -295,14 +291,6 @@ def _write(
         "errors": [asdict(each.errors) for each in agreements],
         "spread": spread and asdict(spread),
     }
-<<<<<<< HEAD
-    lengths = {
-        name: accept_lengths(result)
-        for name, result in (("predicted", predicted), ("measured", first.result))
-    }
-    figures = {"repeats": repeats, "accept_lengths": lengths}
-    text = json.dumps({"folder": str(folder), **agreements[0].as_json(), **figures}, indent=1)
-=======
     given = [split.as_json() for split in splits]
     facts = {
         "folder": str(folder),
@@ -315,14 +303,15 @@ def _write(
         from simrl_replay.trained import phases_json
 
         facts["phases"] = [phases_json(predicted, each.result) for each in measured]
+    if lines := drafter_lines(predicted, first.result):
+        lengths = {"predicted": accept_lengths(predicted), "measured": accept_lengths(first.result)}
+        facts["drafter"] = {"accept_lengths": lengths, "lines": lines}
     text = json.dumps(facts, indent=1)
->>>>>>> origin/main
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
     save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")
     return agreements, text
 
 
-<<<<<<< HEAD
 def drafter_lines(predicted: Result, measured: Result) -> list[str]:
     """Return what a drafter that was trained accepts, by policy version, and how it was trained;
     nothing where none was."""
@@ -345,7 +334,8 @@ def drafter_lines(predicted: Result, measured: Result) -> list[str]:
             f"{last:.0%} of the last."
         )
     return lines
-=======
+
+
 def balance_line(tokens: Mapping[str, int]) -> str:
     """Return a line on the tokens that the engines reported and what became of them."""
     generated, *kept = tokens.values()
@@ -356,7 +346,6 @@ def balance_line(tokens: Mapping[str, int]) -> str:
     ]
     wrong = "" if generated == sum(kept) else ", which are not equal: report this with the scenario"
     return f"Tokens: {generated:,} generated = {' + '.join(of)}{wrong}."
->>>>>>> origin/main
 
 
 def default_folder(scenario: Scenario, workers: int) -> Path:

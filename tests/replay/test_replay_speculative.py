@@ -109,11 +109,8 @@ def test_tlt_is_replayed_with_chains_of_an_eagle_head_and_says_so(of: Of, tmp_pa
     )  # of one bucket: of trees as deep
     assert [arm.verified_tokens for arm in setup.bandit.strategies[:2]] == [11, 7]
     check_replayable(prepared, ReplayConfig(Path("model"), draft_model=tmp_path))
-<<<<<<< HEAD
-=======
     with pytest.raises(InputError, match="heads of the form EagleLlamaForCausalLM, not none"):
         check_replayable(prepared, ReplayConfig(Path("model")))
->>>>>>> origin/main
     with pytest.raises(
         InputError, match="'eagle' is none; an EAGLE head; name its folder with --draft-model"
     ):

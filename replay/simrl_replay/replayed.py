@@ -303,9 +303,10 @@ def _write(
         from simrl_replay.trained import phases_json
 
         facts["phases"] = [phases_json(predicted, each.result) for each in measured]
-    if lines := drafter_lines(predicted, first.result):
+    if "drafter_training" in first.result.metadata["replay"]:
         lengths = {"predicted": accept_lengths(predicted), "measured": accept_lengths(first.result)}
-        facts["drafter"] = {"accept_lengths": lengths, "lines": lines}
+        trained_heads = first.result.metadata["replay"]["drafter_training"]
+        facts["drafter"] = {"accept_lengths": lengths, "trained": trained_heads}
     text = json.dumps(facts, indent=1)
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
     save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")

@@ -22,8 +22,10 @@ from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import SystemConfig
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import Schedule, simulate_prepared, simulated_workers
-from simrl.speculation.windows import Fixed
+from simrl.speculation.gates import RATES
+from simrl.speculation.windows import Aimd, Fixed
 from simrl.trace.trace import Sample, Trace, TraceMetadata, write_trace
+from simrl_replay import replayer
 from simrl_replay.clock import WallClock
 from simrl_replay.host import Begin, DraftCall, Ended, Gained, Loaded, LoadWeights
 from simrl_replay.link import engine_link, wait_until_ready
@@ -672,17 +674,17 @@ def test_seer_is_replayed_in_chunks_that_any_worker_goes_on_with(fleet, config, 
         assert len(places) > len({uid for uid, _ in places})  # some have moved
 
 
-MODELS = "name: verl_colocated, speculation: {name: draft_model, model: qwen2.5-0.5b, gate: batch, window: {kind: aimd}}"
+MODELS = "name: verl_colocated, speculation: {name: draft_model, model: qwen2.5-0.5b, window: {kind: aimd}}"
 
 
 @pytest.mark.parametrize(
     ("system", "eagle"), [("tlt", True), ("specactor", False), ("windows", False)]
 )
 def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(
-    models, tmp_path, system, eagle
+    models, tmp_path, monkeypatch, system, eagle
 ):
-    """TLT's once three responses are left, SpecActor's from the start, others as windows and a batch gate say; greedy
-    responses are what they are without drafts."""
+    """TLT's once three responses are left, SpecActor's from the start, another model's in windows that move, and behind
+    a batch gate; greedy responses are what they are without drafts."""
     write_trace(a_trace(steps=1, prompts=2), tmp_path / "trace.parquet")
     drafter = make_drafter(models[0], tmp_path / "drafter", eagle)
     entry = {
@@ -699,6 +701,13 @@ def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(
     with process_fleet(1, engine_settings(prepared, config), config, tmp_path) as fleet:
         measured = replay(prepared, fleet, config)
         plain = replay(replace(prepared, drafts=None), fleet, config)
+        if system == "windows":
+            gated = replace(DrafterSetup("engine", Aimd()), gate=(3,) * RATES)
+            monkeypatch.setattr(replayer, "drafter_setup", lambda *_: gated)
+            late = replay(prepared, fleet, config)
+            of = {row["generated_tokens"]: row for row in rows(late.result.samples)}
+            assert of[min(of)]["drafted_tokens"] == 0 < of[max(of)]["accepted_tokens"]
+            assert late.trace is not None and late.trace.table == plain.trace.table
     assert measured.stopped is None and measured.trace is not None and plain.trace is not None
     assert bool(changes) == (system == "tlt")
     ids, expected = (

@@ -50,7 +50,9 @@ def replay(
     ] = None,
     drafter_lr: Annotated[
         float,
-        typer.Option(min=0.0, help="AdamW's learning rate for a drafter that is trained (tlt)"),
+        typer.Option(
+            min=0.0, max=1.0, help="AdamW's learning rate for a drafter that is trained (tlt)"
+        ),
     ] = 3e-5,
     system: Annotated[
         str | None,

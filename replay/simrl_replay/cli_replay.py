@@ -48,6 +48,12 @@ def replay(
             help="the folder of the draft model, for draft_model and specactor; of several, repeat NAME=FOLDER"
         ),
     ] = None,
+    drafter_lr: Annotated[
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="AdamW's learning rate for a drafter that is trained (tlt)"
+        ),
+    ] = 3e-5,
     system: Annotated[
         str | None,
         typer.Option(help="the system to run (default: the only system of the scenario)"),
@@ -155,6 +161,7 @@ def replay(
         dummy_weights=dummy,
         draft_model=next(iter(folders), None),
         draft_models=named,
+        drafter_learning_rate=drafter_lr,
         temperature=chosen.speculation.temperature if temperature is None else temperature,
         threads=threads,
         step_deadline_s=step_deadline,

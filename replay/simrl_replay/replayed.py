@@ -50,6 +50,7 @@ from simrl_replay.replayer import (
     replay,
 )
 from simrl_replay.sized import gpus_for
+from simrl_replay.spot_head import accept_lengths
 from simrl_replay.vllm_adapter import EngineSettings
 
 if TYPE_CHECKING:  # needs torch
@@ -69,6 +70,12 @@ def measure_and_show(
     `trained_form`, which prepares the scenario again, updates are real."""
     check_replayable(prepared, config)
     check_engine(config)
+    spot = prepared.drafts.speculation.training if prepared.drafts else None
+    if spot is not None and spot.adaptive and ray not in (None, "local"):
+        raise InputError(
+            f"--ray {ray}: the trained drafter is written to a folder of this machine, which other nodes do not see; set "
+            "adaptive: false, or use --ray local"
+        )
     settings = engine_settings(prepared, config)
     if ray is not None:
         connect(ray)
@@ -127,7 +134,8 @@ def measure_and_show(
             repeats_line(agreements[: len(_complete(measured))], prepared.profile.metadata.spread),
             *(split.line for split in splits[:1]),
         )
-        say(Screen(), *counts_beside(predicted, measured[0].result))
+        first = measured[0].result
+        say(Screen(), *counts_beside(predicted, first), *drafter_lines(predicted, first))
         for number, each in enumerate(measured, 1):
             where = f", replay {number}" if len(measured) > 1 else ""
             for event in each.result.metadata["replay"]["happened"]:
@@ -295,10 +303,38 @@ def _write(
         from simrl_replay.trained import phases_json
 
         facts["phases"] = [phases_json(predicted, each.result) for each in measured]
+    if "drafter_training" in first.result.metadata["replay"]:
+        lengths = {"predicted": accept_lengths(predicted), "measured": accept_lengths(first.result)}
+        trained_heads = first.result.metadata["replay"]["drafter_training"]
+        facts["drafter"] = {"accept_lengths": lengths, "trained": trained_heads}
     text = json.dumps(facts, indent=1)
     (temporary / "agreement.json").write_text(text + "\n", encoding="utf-8")
     save(agreement_figure(predicted, first.result, agreements[0]), temporary / "agreement.png")
     return agreements, text
+
+
+def drafter_lines(predicted: Result, measured: Result) -> list[str]:
+    """Return what a drafter that was trained accepts, by policy version, and how it was trained;
+    nothing where none was."""
+    trained = measured.metadata["replay"].get("drafter_training")
+    if trained is None:
+        return []
+    lengths = [accept_lengths(result) for result in (predicted, measured)]
+    versions = sorted({*lengths[0], *lengths[1]})
+    both = "; ".join(
+        f"version {version}: "
+        + ", ".join("none" if version not in of else f"{of[version]:.2f}" for of in lengths)
+        for version in versions
+    )
+    lines = [f"Accept length, predicted and measured, by policy version: {both}."]
+    for each in trained:
+        first, last = each["agreement"]
+        lines.append(
+            f"The drafter of version {each['version']} was trained for {each['iterations']} iterations on {each['tokens']:,} "
+            f"tokens in {each['seconds']:.1f} s: it agreed with its target on {first:.0%} of the tokens of the first one, on "
+            f"{last:.0%} of the last."
+        )
+    return lines
 
 
 def balance_line(tokens: Mapping[str, int]) -> str:

@@ -466,7 +466,7 @@ def _replay(
         responses, drafting = schedule.workload.responses, _drafting(schedule)
         if trainer is not None and schedule.spot is not None:
             link, folder = trainer
-            heads.append(SpotHead(env, link, schedule.spot, prompt_of, config.folder, folder))
+            heads.append(SpotHead(env, link, schedule.spot, prompt_of, weights, folder))
         answers = answers_of(prepared, responses) if follows_trace(config) else None
         return [
             VllmWorker(

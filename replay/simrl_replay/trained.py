@@ -195,7 +195,8 @@ class RealTraining:
         env, responses = schedule.env, schedule.workload.responses
         assert isinstance(env, WallClock)
         costs = of_one_process(schedule.prepared.training_costs(1))
-        trainer = PhaseTrainer(env, costs, lanes, schedule.recorder, self.link, prompt_ids)
+        recorder, spot = schedule.recorder, schedule.spot
+        trainer = PhaseTrainer(env, costs, lanes, recorder, self.link, prompt_ids, spot)
         rewarder = TaskRewarder(
             env, lambda sample, ids: self.reward(responses[sample.uid], sample, ids)
         )

@@ -117,6 +117,30 @@ def test_tlt_is_replayed_with_chains_of_an_eagle_head_and_says_so(of: Of, tmp_pa
         speculative_config(prepared)
 
 
+def test_a_head_of_another_form_or_of_random_states_is_not_trained(of: Of, tmp_path: Path) -> None:
+    prepared, _ = replayed_form(of("tlt"))
+    config = ReplayConfig(Path("model"), draft_model=tmp_path)
+    folder_of("Eagle3LlamaForCausalLM", tmp_path)
+    with pytest.raises(InputError, match=r"EagleLlamaForCausalLM, not Eagle3.*adaptive: false"):
+        check_replayable(prepared, config)
+    fixed, _ = replayed_form(of({"name": "tlt", "adaptive": False}))
+    check_replayable(fixed, config)
+    folder_of("EagleLlamaForCausalLM", tmp_path)
+    with pytest.raises(InputError, match=r"--dummy has random ones; set adaptive: false"):
+        check_replayable(prepared, replace(config, dummy_weights=True))
+
+
+def test_das_is_drafted_by_simrl_with_a_window_for_each_response(of: Of) -> None:
+    setup = drafter_setup(of("das"))
+    assert setup is not None and (setup.kind, setup.window) == ("history", Fixed(tokens=16))
+    proposer = Proposer(16, 512)
+    proposer.configure(DrafterSetup("fixed", Fixed(tokens=16)))
+    for name, window in {"a": 2, "b": None}.items():
+        proposer.begins(name, 0, (1, 2), (), window=window)
+    drafts = proposer.propose([Ran(name, 2, 0, 0, 100) for name in "ab"], [[7], [7]])
+    assert {name: len(draft) for name, draft in drafts.items()} == {"a": 2, "b": 16}
+
+
 def test_siblings_are_drafted_by_simrl_with_the_gate_of_tlt(of: Of) -> None:
     tlt_base = of({"name": "siblings", "gate": {"threshold": 5}})
     assert speculative_config(tlt_base) == own_config(8)
@@ -371,6 +395,22 @@ def test_a_bandit_chooses_the_depth_of_a_draft_models_chains_from_measured_rewar
     chosen = [live.step("a", accepted=4, seconds=1.0 if second == 4 else 4.0)["a"]]
     chosen += [live.step("a", accepted=4)["a"] for _ in range(5)]
     assert chosen == [4] * 6 and live.model.calls == [first, second, *chosen]
+
+
+def test_siblings_draft_in_place_of_a_model_until_new_weights_bring_it_back() -> None:
+    live = Live("ab", DrafterSetup("engine", Fixed(tokens=4), model_free=True))
+    live.proposer.new_rollout(siblings=True)
+    live.proposer.ends("b")
+    live.proposer.begins("b", 0, (1, 2), (5, 6, 8, 9))
+    live.known["a"] = 4
+    live.proposer.ends("a")
+    live.proposer.begins("a", 0, (1, 2), (5, 6))
+    live.model.names = "ab"
+    drafts = live.proposer.propose([Ran("a", 4, 0, 0, 200), Ran("b", 6, 0, 0, 200)], [[8], [4]])
+    assert drafts == {"a": [9, 4], "b": []} and not live.model.calls
+    live.proposer.new_rollout()
+    assert live.proposer.stale and live.proposer.redraft() == {"a": [7] * 4, "b": [7] * 4}
+    assert live.model.calls == [4]
 
 
 def test_vllms_own_drafter_rests_until_few_requests_are_left() -> None:

@@ -22,14 +22,17 @@ from simrl.scenario.load import load_scenarios
 from simrl.scenario.model import SystemConfig
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import Schedule, simulate_prepared, simulated_workers
-from simrl.speculation.windows import Fixed
+from simrl.speculation.gates import RATES
+from simrl.speculation.windows import Aimd, Fixed
 from simrl.trace.trace import Sample, Trace, TraceMetadata, write_trace
+from simrl_replay import replayer
 from simrl_replay.clock import WallClock
 from simrl_replay.host import Begin, DraftCall, Ended, Gained, Loaded, LoadWeights
 from simrl_replay.link import engine_link, wait_until_ready
 from simrl_replay.measured_passes import split_error
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.random_model import make_drafter
+from simrl_replay.replayed import drafter_lines
 from simrl_replay.replayer import (
     ReplayConfig,
     ReplayEngines,
@@ -40,6 +43,7 @@ from simrl_replay.replayer import (
     reset,
 )
 from simrl_replay.speculative import forced, own_config, replayed_form
+from simrl_replay.spot_head import accept_lengths
 from simrl_replay.vllm_adapter import EngineSettings
 from simrl_replay.vllm_worker import VllmWorker
 from tests.command_line import environment
@@ -670,15 +674,22 @@ def test_seer_is_replayed_in_chunks_that_any_worker_goes_on_with(fleet, config, 
         assert len(places) > len({uid for uid, _ in places})  # some have moved
 
 
-@pytest.mark.parametrize(("system", "eagle"), [("tlt", True), ("specactor", False)])
+MODELS = "name: verl_colocated, speculation: {name: draft_model, model: qwen2.5-0.5b, window: {kind: aimd}}"
+
+
+@pytest.mark.parametrize(
+    ("system", "eagle"), [("tlt", True), ("specactor", False), ("windows", False)]
+)
 def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(
-    models, tmp_path, system, eagle
+    models, tmp_path, monkeypatch, system, eagle
 ):
-    """TLT's once three responses are left, SpecActor's from the start; greedy responses are what they are without drafts."""
+    """TLT's once three responses are left, SpecActor's from the start, another model's in windows that move, and behind
+    a batch gate; greedy responses are what they are without drafts."""
     write_trace(a_trace(steps=1, prompts=2), tmp_path / "trace.parquet")
     drafter = make_drafter(models[0], tmp_path / "drafter", eagle)
     entry = {
-        "tlt": "{name: tlt, threshold: 3}",
+        "tlt": "{name: tlt, speculation: {name: tlt, threshold: 3, adaptive: false, model_free_if_slower: false}}",
+        "windows": f"{{{MODELS}}}",
         "specactor": "{name: specactor, model: qwen2.5-0.5b, decoupled: false, best_of_n: false}",
     }
     text = scenario(models[0], tmp_path, steps=1).replace("gpus: 3", "gpus: 1")
@@ -690,6 +701,13 @@ def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(
     with process_fleet(1, engine_settings(prepared, config), config, tmp_path) as fleet:
         measured = replay(prepared, fleet, config)
         plain = replay(replace(prepared, drafts=None), fleet, config)
+        if system == "windows":
+            gated = replace(DrafterSetup("engine", Aimd()), gate=(3,) * RATES)
+            monkeypatch.setattr(replayer, "drafter_setup", lambda *_: gated)
+            late = replay(prepared, fleet, config)
+            of = {row["generated_tokens"]: row for row in rows(late.result.samples)}
+            assert of[min(of)]["drafted_tokens"] == 0 < of[max(of)]["accepted_tokens"]
+            assert late.trace is not None and late.trace.table == plain.trace.table
     assert measured.stopped is None and measured.trace is not None and plain.trace is not None
     assert bool(changes) == (system == "tlt")
     ids, expected = (
@@ -703,6 +721,37 @@ def test_a_models_drafts_are_vllms_own_and_begin_when_the_schedule_says(
     assert drafted[longest] > 100
     assert drafted[shortest] == 0 if system == "tlt" else drafted[shortest] > 100
     assert sum(row["accepted_tokens"] for row in rows(measured.result.samples)) > 0
+
+
+def test_tlts_head_is_trained_between_rollouts_and_drafts_better_in_the_next(models, tmp_path):
+    """The simulated spot trainer says when and on what; a load of weights brings the head to all engines."""
+    write_trace(a_trace(steps=2, prompts=2, tokens=120), tmp_path / "trace.parquet")
+    head = make_drafter(models[0], tmp_path / "head", eagle=True)
+    training = "training: {every_updates: 1, iteration_s: 0.02, most_iterations: 30}"
+    drafts = f"{{name: tlt, threshold: 8, patience: 2, model_free_if_slower: false, {training}}}"
+    text = scenario(models[0], tmp_path, steps=2).replace("gpus: 3", "gpus: 2")
+    text = text.replace("[one_step_off]", f"[{{name: tlt, speculation: {drafts}}}]")
+    (tmp_path / "scenario.yaml").write_text(text)
+    [chosen] = load_scenarios(tmp_path / "scenario.yaml", [])
+    prepared, _ = replayed_form(prepare(chosen))
+    config = ReplayConfig(
+        models[0],
+        dtype="float32",
+        temperature=0.0,
+        draft_model=head,
+        drafter_learning_rate=1e-3,
+    )
+    with process_fleet(2, engine_settings(prepared, config), config, tmp_path) as fleet:
+        measured = replay(prepared, fleet, config)
+    assert measured.stopped is None
+    first = measured.result.metadata["replay"]["drafter_training"][0]
+    assert first["version"] == 1 and 1 <= first["iterations"] <= 30
+    assert first["agreement"][1] > first["agreement"][0] and first["loss"][1] < first["loss"][0]
+    lengths = accept_lengths(measured.result)
+    assert lengths[1] > lengths[0] >= 1.0
+    assert "train_drafter" in {row["kind"] for row in rows(measured.result.spans)}
+    lines = drafter_lines(measured.result, measured.result)
+    assert "version 1:" in lines[0] and "iterations" in lines[1]
 
 
 def two_heads(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from simrl.result.result import Step
 from simrl.runtime.recorder import Recorder
 from simrl.runtime.rollout import Rollout
 from simrl.runtime.simulated_trainer import SimulatedTrainer
+from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.runtime.trainer import Publications, step_of
 from simrl.trace.trace import Sample
 from simrl.training.costs import TrainingCosts
@@ -156,8 +157,9 @@ class PhaseTrainer(SimulatedTrainer):
         recorder: Recorder,
         link: ProcessLink,
         prompt_ids: Callable[[Sample], tuple[int, ...]],
+        spot: SpotTrainer | None = None,
     ) -> None:
-        super().__init__(env, costs, lanes, recorder)
+        super().__init__(env, costs, lanes, recorder, spot)
         self.figures: dict[str, list[dict[str, float]]] = {}
         self._clock, self._link, self._prompt_ids = env, link, prompt_ids
         self._minibatches = 1

@@ -104,7 +104,9 @@ def sweep_figure(
     groups = grouped(
         (
             ", ".join(
-                ("" if key == "system.name" else f"{key}=") + shown_value(row[key]) for key in rest
+                ("" if key == "system.name" else f"{key}=") + shown_value(row[key])
+                for key in rest
+                if row[key] is not None
             ),
             row,
         )

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
+import re
 import resource
 import sys
 import time
@@ -99,13 +100,22 @@ def kernels_cpu_s() -> float:
 
 
 def clean(notebook: Any) -> None:
-    """Keep the visible parts, numbered as executed."""
+    """Keep the visible parts, numbered as executed, without the progress of a slow machine."""
     notebook.metadata = nbformat.from_dict(METADATA)
     for i, cell in enumerate(notebook.cells):
         cell.id, cell.metadata = f"cell-{i}", nbformat.from_dict({})
+        if "outputs" in cell:
+            cell.outputs = [output for output in cell.outputs if not is_progress(output)]
         for output in cell.get("outputs", []):
             if "metadata" in output:
                 output.metadata = nbformat.from_dict({})
+
+
+def is_progress(output: Any) -> bool:
+    """Return whether an output is lines such as `points simulated: 3 of 12`, which only slow machines print."""
+    return output.get("name") == "stderr" and all(
+        re.search(r": \d+ of \d+$", line) for line in output.text.splitlines()
+    )
 
 
 def shown(notebook: Any) -> list[str]:

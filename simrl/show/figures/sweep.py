@@ -147,14 +147,14 @@ def _lines(
     if band is not None:
         axes.set_title(
             plain(f"points: mean; bands: {AXES.get(band, band)}")
-            + f"; bars: {error:.0%} more, the median error of a step" * (error > 0),
+            + f"; bars: these ± {error:.0%}, the median error of a step" * (error > 0),
             fontsize="small",
             color=INK,
             loc="left",
         )
     if any(groups):
         figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
-    quiet(axes)
+    quiet(axes, y="{x:,g}")
     return figure
 
 

@@ -38,7 +38,8 @@ A scenario is a YAML file with everything that a simulation depends on: equal sc
 - `framework` and `engine.preset` name [presets](presets.md): known constants of a framework and an engine, or a file of yours.
 - Every value has a bound. Where the table names none, whole numbers go to 10^12, other numbers to 10^18, texts to 10,000
   characters and lists to 1,000,000 values, and no number is infinite. A value beyond its bound is refused in a line.
-- Two values for one key, as an option and as `KEY=VALUE` or as an option twice, are refused.
+- A key that an option and a `KEY=VALUE` give different values, and an option that is given twice, are refused. Of two
+  `KEY=VALUE` with one key, the last one holds.
 - Units are in the names: `_s` seconds, `_tokens` tokens, `_bytes` bytes. A default of *none* means that the key may be left
   out or `null`; *required* means that it must be given.
 

@@ -397,18 +397,18 @@ def noise(bench: Bench, case: Case, repeats: int) -> list[dict[str, Any]]:
             runs.append((number % 2, measured.result, split))
     rows = []
     for pinned, name in enumerate(("free to move", "on one core")):
-        mine = [(result, split) for at, result, split in runs if at == pinned]
-        spread = repeat_spread([result for result, _ in mine])
+        of_this = [(result, split) for at, result, split in runs if at == pinned]
+        spread = repeat_spread([result for result, _ in of_this])
         assert spread is not None
         rows.append(
             {
                 "engine": name,
-                "replays": len(mine),
+                "replays": len(of_this),
                 "makespans apart": f"{spread.largest.makespan_err:.1%}",
                 "samples' ends apart": f"{spread.largest.sample_mape:.1%}",
-                "schedule's part of the error, largest": f"{max(abs(s.schedule_err or 0.0) for _, s in mine):.1%}",
-                "had a core": f"{min(s.core_share for _, s in mine):.0%} to {max(s.core_share for _, s in mine):.0%}",
-                "passes as predicted": f"{sum(s.equal_passes for _, s in mine)} of {len(mine)}",
+                "schedule's part of the error, largest": f"{max(abs(s.schedule_err or 0.0) for _, s in of_this):.1%}",
+                "had a core": f"{min(s.core_share for _, s in of_this):.0%} to {max(s.core_share for _, s in of_this):.0%}",
+                "passes as predicted": f"{sum(s.equal_passes for _, s in of_this)} of {len(of_this)}",
                 "load": f"{os.getloadavg()[1]:.1f}",
             }
         )

@@ -101,12 +101,14 @@ def bounded(value: Any, least: float | None = None, most: float | None = None) -
         largest = LARGEST_WHOLE if isinstance(value, int) else LARGEST
         low, high = -largest if least is None else least, largest if most is None else most
         if not low <= value <= high:  # NaN is refused, too
-            raise ValueError(f"give {f'{high} or less' if value > high else f'{low} or more'}")
+            raise ValueError(
+                f"give {f'{high} or less' if value > high else f'{low} or more'}, a finite number"
+            )
     elif isinstance(value, str | list | tuple | dict):
         longest = LONGEST_TEXT if isinstance(value, str) else MOST_VALUES
         if len(value) > longest:
             raise ValueError(
-                f"at most {longest} {'characters' * isinstance(value, str) or 'values'} fit"
+                f"at most {longest} {'characters' if isinstance(value, str) else 'values'} fit"
             )
         for inner in () if isinstance(value, str) else value:
             bounded(inner if not isinstance(value, dict) else [inner, value[inner]])

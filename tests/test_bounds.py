@@ -60,15 +60,15 @@ def numbers_and_texts(schema: Any, place: str):
 def unbounded(schema: Any, name: str, kinds: tuple[str, ...]) -> list[str]:
     """Return the places where a value of one of these kinds has no bound."""
     most = {"string": "maxLength", "array": "maxItems"}
-    found = []
+    unbounded = []
     for place, kind, inner in numbers_and_texts(schema, name):
         if kind in most and kind in kinds and most[kind] not in inner:
-            found.append(place)
+            unbounded.append(place)
         low = inner.get("minimum", inner.get("exclusiveMinimum", -math.inf))
         high = inner.get("maximum", inner.get("exclusiveMaximum", math.inf))
         if kind in ("integer", "number") and not math.isfinite(high - low):
-            found.append(place)
-    return found
+            unbounded.append(place)
+    return unbounded
 
 
 def test_every_key_of_every_model_has_a_bound():

@@ -104,6 +104,10 @@ class AheadSetup(NamedTuple):
         return max(self.best_window) if self.reconfigure_every else 0
 
 
+class DrafterGoneError(StoppedError):
+    """A drafter that has ended: its worker ends, too, and both are started again."""
+
+
 class Line(Protocol):
     """A line to a drafter, such as `simrl_replay.link.ProcessLink`."""
 
@@ -344,11 +348,12 @@ def _agreement(window: Sequence[int], tokens: Sequence[int]) -> int:
 
 
 def _received(line: Line) -> Sequence[Any]:
-    """Return the next messages of a drafter. Raise `StoppedError` if it has ended or failed."""
+    """Return the next messages of a drafter. Raise `DrafterGoneError` if it has ended, and
+    `StoppedError` if it failed."""
     try:
         messages: Sequence[Any] = line.connection.recv()
     except (EOFError, OSError):
-        raise StoppedError(f"the drafter is gone: {line.death()}") from None
+        raise DrafterGoneError(f"the drafter is gone: {line.death()}") from None
     for message in messages:
         if not isinstance(message, (Drafted, ModelLoaded)):
             raise StoppedError(f"the drafter failed: {getattr(message, 'message', message)}")

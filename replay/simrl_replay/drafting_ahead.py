@@ -31,7 +31,7 @@ from simrl_replay.link import ProcessLink, engine_link, wait_until_ready
 
 
 class DraftEngine(Protocol):
-    """What the drafter's process needs of an engine."""
+    """The engine, as the drafter's process needs it."""
 
     held: set[str]
     settings: Any
@@ -159,18 +159,22 @@ def draft_ahead(engine: DraftEngine, channel: Channel) -> None:
     _Drafter(engine, channel).run()
 
 
-def start_drafters(process: DrafterProcess) -> list[ProcessLink]:
-    """Start the drafters of a worker, and wait until they are up. Raise as `wait_until_ready`
-    does. They end with this process."""
+def start_drafters(processes: Sequence[DrafterProcess]) -> list[list[ProcessLink]]:
+    """Start the drafters of a worker, of each model, and wait until all are up. Raise as
+    `wait_until_ready` does. They end with this process."""
     visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
-    links = []
-    for i in range(process.number):
-        gpu = visible[process.first_gpu + i : process.first_gpu + i + 1]
-        name = f"drafter {i} ({Path(process.settings.model).name})"
-        log = Path(tempfile.mkdtemp()) / "log"  # in the worker's own folder, which ends with it
-        variables = {"CUDA_VISIBLE_DEVICES": gpu[0]} if gpu else {}
-        links.append(
-            engine_link(name, process.settings, log, work=draft_ahead, variables=variables)
-        )
-    wait_until_ready(links, process.start_deadline_s)
-    return links
+    started = []
+    for process in processes:
+        links = []
+        for i in range(process.number):
+            gpu = visible[process.first_gpu + i : process.first_gpu + i + 1]
+            name = f"drafter {i} ({Path(process.settings.model).name})"
+            log = Path(tempfile.mkdtemp()) / "log"  # in the worker's own folder, which ends with it
+            variables = {"CUDA_VISIBLE_DEVICES": gpu[0]} if gpu else {}
+            links.append(
+                engine_link(name, process.settings, log, work=draft_ahead, variables=variables)
+            )
+        started.append(links)
+    for process, links in zip(processes, started, strict=True):
+        wait_until_ready(links, process.start_deadline_s)
+    return started

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.worker import LoadMode
+from simrl_replay.ahead import DrafterGoneError
 from simrl_replay.engine_request import Drafts
 from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.vllm_adapter import (
@@ -41,8 +42,8 @@ from simrl_replay.vllm_adapter import (
     explained,
 )
 
-REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
 LOOK_EVERY_S = 0.002  # for awaited weights; a load takes longer
+REPORT_EVERY_S = 0.25  # 13 thousand entries a second for 32 engines with 100 samples each
 
 # Commands.
 
@@ -66,6 +67,7 @@ class Begin(NamedTuple):
     turns: tuple[int, ...] = ()
     answers: tuple[tuple[int, tuple[int, ...]], ...] = ()
     waits: bool = False
+    window: int | None = None
 
 
 class Resume(NamedTuple):
@@ -92,7 +94,9 @@ class Kill(NamedTuple):
 class LoadWeights(NamedTuple):
     """Load weights from a folder; the load takes `held_s` longer than needed. With a `retry_s`,
     requests that recompute or start over are aborted, and come back so long afterwards. A folder
-    that is being written is awaited for at most `awaited_s`; no token is generated meanwhile."""
+    that is being written is awaited for at most `awaited_s`; no token is generated meanwhile. The
+    weights of a drafter in the folder `drafter`, if it is named, come with them; they are awaited,
+    too. With `siblings`, drafts are from siblings in place of the drafter's."""
 
     key: int
     version: int
@@ -101,6 +105,8 @@ class LoadWeights(NamedTuple):
     held_s: float
     retry_s: float = 0.0
     awaited_s: float = 0.0
+    drafter: str = ""
+    siblings: bool = False
 
 
 class Watch(NamedTuple):
@@ -132,11 +138,12 @@ class DraftCall(NamedTuple):
 
 
 class Reset(NamedTuple):
-    """Return the engine to its state after the start: no requests, first weights, empty drafter.
-    Answered by `Reached`."""
+    """Return the engine to its state after the start: no requests, first weights, empty drafter,
+    and a drafter's first weights, if their folder is named. Answered by `Reached`."""
 
     key: int
     folder: str
+    drafter: str = ""
 
 
 class Count(NamedTuple):
@@ -333,6 +340,7 @@ class Host:
         self._begun = 0
         self._passes = array("d")  # as in `Counted`
         self._boundary_s = 0.0, 0.0  # wall clock and CPU time at which the next pass begins
+        self._drafter_folder = ""  # of the weights that the drafter got last
         self.closed = False
 
     @property
@@ -430,7 +438,9 @@ class Host:
         request.request_id = request_id = f"{begin.number}.{self._begun}"
         self._by_engine_id[request_id] = request
         if (drafter := self._engine.drafter) is not None:
-            drafter.begins(request_id, begin.prompt_id, begin.prompt_ids, had, begin.forced)
+            drafter.begins(
+                request_id, begin.prompt_id, begin.prompt_ids, had, begin.forced, begin.window
+            )
         recorded = begin.forced.recorded[len(had) :] if begin.forced else ()
         follows = self._engine.settings.recorded
         self._engine.add(
@@ -538,10 +548,11 @@ class Host:
             while time.monotonic() < now_s + load.awaited_s and not Path(load.folder).exists():
                 time.sleep(LOOK_EVERY_S)
             self._engine.load_weights(load.folder)
+            self._load_drafter(load.drafter)
             if load.held_s:
                 time.sleep(load.held_s)
             if self._engine.drafter is not None:
-                self._engine.drafter.new_rollout()
+                self._engine.drafter.new_rollout(load.siblings)
             self._boundary_s = time.monotonic(), time.thread_time()
             numbers = tuple(request.number for request in aborted)
             self._reports.append(
@@ -551,6 +562,15 @@ class Host:
                 self._add(request)
         self._engine.admit(not self._loads)
         return len(self._loads) < waiting
+
+    def _load_drafter(self, folder: str) -> None:
+        """Load a drafter's weights, unless it has them. The controller, which ends this process if
+        it fails, writes them."""
+        if folder and folder != self._drafter_folder:
+            while not Path(folder).exists():
+                time.sleep(LOOK_EVERY_S)
+            self._engine.load_drafter(folder)
+            self._drafter_folder = folder
 
     def _reset(self, command: Reset) -> None:
         for request in list(self._requests.values()):
@@ -566,6 +586,7 @@ class Host:
             self._engine.drafter.configure(DrafterSetup())
         self._engine.recompute_running()
         self._engine.load_weights(command.folder)
+        self._load_drafter(command.drafter)
         self._engine.reset_counters()
         self._passes = array("d")
         self._reports.append(
@@ -670,6 +691,9 @@ def errors_sent(channel: Channel, describe: Callable[[BaseException], str]) -> I
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the controller is gone
+    except DrafterGoneError as error:
+        traceback.print_exc()  # nothing is sent: as a lost engine, it is started again
+        raise SystemExit(1) from error
     except (InputError, StoppedError) as error:
         channel.send([Failed(str(error), "")])
     except BaseException as error:

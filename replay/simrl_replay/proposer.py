@@ -1,9 +1,10 @@
 """simrl's drafters, windows and gates beside a vLLM engine, whose scheduler gets their drafts.
 
 Invariant: pass by pass it follows the simulated engine (`engine.step`): its drafter objects,
-windows by `next_window`, gates by `gate_opens` with its fading gauges. It counts the tokens that
-vLLM verified, read from the batch that ran, not its proposals. A draft depends on the requests and
-this state, never on the time.
+windows by `next_window`, gates by `gate_opens` with its fading gauges, depths by the bandit
+(`choose` and `observe`). It counts the tokens that vLLM verified, read from the batch that ran, not
+its proposals. A draft depends on the requests and this state; of the time only the rewards of the
+bandit, which are measured.
 
 It drafts in the process of the scheduler, for all ranks of the engine: they verify the drafts that
 the scheduler sends. Drafts are made at the end of a pass (`propose`), when the batch of the next
@@ -13,6 +14,12 @@ to `put_drafts`.
 
 The controller of the engine calls `configure` once; then, for each request, `begins` before it is
 submitted and `ends` when it is over. A request without `begins` (a warm-up) gets no drafts.
+
+A draft model or an EAGLE head of vLLM drafts between two passes, too, when it is called: for all
+requests of the pass before as many tokens as the longest window has, of which each request takes
+its own window. Its first pass also keeps its KV cache up to date, so it is called with no tokens
+where a batch gate is shut. Behind an elastic gate that is shut it rests, and gets its cache when
+the gate opens and the running requests compute theirs again.
 
 vLLM is known here by `batch_of` and `put_drafts` alone.
 """
@@ -27,9 +34,11 @@ import numpy as np
 
 from simrl.errors import InputError
 from simrl.speculation.acceptance import ModelAcceptance, accepted_tokens
-from simrl.speculation.choices import Elastic, HistoryRule
+from simrl.speculation.bandit import bandit_rule, bandit_state, choose, observe
+from simrl.speculation.choices import BegMab, Elastic, HistoryRule
 from simrl.speculation.decoding import BATCH, ELASTIC, GAUGES, OPEN, Rule, gate_opens, remember
 from simrl.speculation.drafter import Drafter, Tokens
+from simrl.speculation.draws import mixed
 from simrl.speculation.gates import ELASTIC_OFF, ELASTIC_ON, RATES, next_elastic
 from simrl.speculation.history_index import build_index
 from simrl.speculation.passes import next_window
@@ -53,10 +62,10 @@ class DrafterSetup:
     both accept equally, as long as the engine generates the recorded tokens (greedy decoding of
     recorded greedy tokens). "fixed" drafts as many tokens as the window allows, to time
     verification. "own" is a method's own drafter, made by `make`. "engine" is vLLM's own: a draft
-    model or an EAGLE head, which drafts as many tokens as `Proposer.levels` says.
-    `levels_from_batch` are (smallest batch, tokens), rising, where the number depends on the batch
-    (TLT's chains); else it is the window. "ahead" is a draft model in a process of its own
-    (`simrl_replay.ahead`). `own_text`: siblings also draft from their own text.
+    model or an EAGLE head. With a `bandit` it drafts chains as deep as the strategy that the bandit
+    chooses, with the draws of `seed` and the worker; else the window. `model_free`: siblings may
+    draft in its place. "ahead" is a draft model in a
+    process of its own (`simrl_replay.ahead`). `own_text`: siblings also draft from their own text.
 
     `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100
     % (`batch_gate`), or TLT's.
@@ -68,7 +77,9 @@ class DrafterSetup:
     history: HistoryRule = field(default_factory=HistoryRule)
     epochs_back: int = 1
     own_text: bool = False
-    levels_from_batch: tuple[tuple[int, int], ...] = ()
+    bandit: BegMab | None = None
+    seed: int = 0
+    model_free: bool = False
     acceptance: ModelAcceptance | None = None
     make: Callable[[], Drafter] | None = None
     ahead: AheadSetup | None = None
@@ -76,8 +87,9 @@ class DrafterSetup:
     @property
     def most_tokens(self) -> int:
         """The longest draft."""
-        longest = self.window.rule.most_tokens
-        return max(longest, self.ahead.longest) if self.ahead else longest
+        depths = [arm.draft_depth for arm in self.bandit.strategies] if self.bandit else []
+        ahead = [self.ahead.longest] if self.ahead else []
+        return max([self.window.rule.most_tokens, *depths, *ahead])
 
     @property
     def loads(self) -> bool:
@@ -225,21 +237,34 @@ def _compile(drafter: HistoryDrafter) -> None:
     drafter.stop_request(0)
 
 
+def _compile_bandit(bandit: BegMab) -> None:
+    """Compile the bandit now, as `_compile` does for a history."""
+    rule = bandit_rule(bandit)
+    state = bandit_state(rule, 1)
+    observe(rule, state, 0, choose(rule, state, 0, 1), 1.0, 1, 1.0)
+
+
 class Proposer:
     """The drafter of an engine that was started for drafts of `most_tokens` and sequences of
-    `most_length`; `has_model`: with a draft model of vLLM's, which rests while another drafter is
-    configured. `propose` is called at the end of a step, all other methods between two steps."""
+    `most_length`. `model` lets a draft model of vLLM's draft for the requests of the last pass, and
+    returns its tokens by vLLM's ids; it is not called while another drafter is configured.
+    `propose` is called at the end of a step, all other methods between two steps."""
 
-    def __init__(self, most_tokens: int, most_length: int, has_model: bool = False) -> None:
+    def __init__(
+        self,
+        most_tokens: int,
+        most_length: int,
+        model: Callable[[int], dict[str, list[int]]] | None = None,
+    ) -> None:
         self._most_tokens = most_tokens
         self._most_length = most_length
-        self._has_model = has_model
+        self._model = model
         self._lines: dict[str, Sequence[Any]] = {}  # to drafters that work ahead, by model
         self.configure(DrafterSetup())
 
-    def configure(self, setup: DrafterSetup) -> None:
-        """Reset all state and set the configuration. Raise `InputError` for a window longer than
-        vLLM was started for."""
+    def configure(self, setup: DrafterSetup, worker: int = 0) -> None:
+        """Reset all state and set the configuration, on this worker of the schedule. Raise
+        `InputError` for a window longer than vLLM was started for."""
         longest = setup.most_tokens
         if setup.kind != "none" and longest > self._most_tokens:
             raise InputError(
@@ -247,7 +272,7 @@ class Proposer:
                 f"{self._most_tokens}; start it with {longest}"
             )
         # A draft model that rested lacks KV cache of the prefixes that are cached.
-        restarts = self._has_model and setup.kind == "engine"
+        restarts = self._model is not None and setup.kind == "engine"
         self._setup = setup
         self._window = setup.window.rule
         self._gate_batch = np.zeros(RATES, dtype=np.int64)
@@ -263,6 +288,7 @@ class Proposer:
         else:
             self._rule = Rule(OPEN, self._window)
         self._drafter = self._make_drafter(setup)
+        self._models = setup.kind == "engine"  # the model drafts
         self._ahead: Ahead | None = None
         if setup.ahead is not None:
             self.start_drafters([setup.ahead.process])
@@ -271,7 +297,12 @@ class Proposer:
         self._gauges = np.zeros(1, dtype=GAUGES)[0]
         self._requests: dict[str, _DraftedRequest] = {}
         self._numbers = 0
-        self._levels = 0  # that vLLM's own drafter drafts in the running pass
+        self._levels = -1  # that the model has drafted since the last pass; -1: it did not run
+        self._arm, self._key = 0, int(mixed(setup.seed, worker))  # of the bandit
+        if setup.bandit is not None:
+            self._arms = bandit_rule(setup.bandit)
+            self._rewards = bandit_state(self._arms, setup.bandit.window)
+            _compile_bandit(setup.bandit)
         self.stale = False  # the last drafts are outdated: call `redraft`
         # a drafter that is a model starts: let running requests recompute their caches
         self.restarts = restarts
@@ -281,9 +312,12 @@ class Proposer:
         gets it (SpecActor §4.3)."""
         from simrl_replay.drafting_ahead import start_drafters  # which imports this module
 
-        for process in processes:
-            if process.settings.model not in self._lines:
-                self._lines[process.settings.model] = start_drafters(process)
+        new = {
+            each.settings.model: each
+            for each in processes
+            if each.settings.model not in self._lines
+        }
+        self._lines.update(zip(new, start_drafters(list(new.values())), strict=True))
 
     def _make_drafter(self, setup: DrafterSetup) -> Drafter | None:
         self._store: HistoryStore | None = None
@@ -308,6 +342,8 @@ class Proposer:
                 return self._oracle
             case "fixed":
                 return _Fixed()
+            case "engine" if setup.model_free:
+                return SiblingDrafter()
             case "none" | "engine" | "ahead":
                 return None
 
@@ -336,9 +372,11 @@ class Proposer:
         if self._store is not None:
             self._store.wait()
 
-    def new_rollout(self) -> None:
-        """Shut an elastic gate again, until the batch has been small for long enough."""
+    def new_rollout(self, siblings: bool = False) -> None:
+        """Shut an elastic gate again, until the batch has been small for long enough. With
+        `siblings` they draft from now on in place of the model, else the model does."""
         self._gauges["elastic_state"] = ELASTIC_OFF
+        self._models = self._setup.kind == "engine" and not siblings
         self.stale = True
 
     def begins(
@@ -348,8 +386,10 @@ class Proposer:
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
         forced: Forced | None = None,
+        window: int | None = None,
     ) -> None:
-        """Start a response, or continue one with `token_ids`; its window is the initial one.
+        """Start a response, or continue one with `token_ids`; its window is `window`, or the
+        initial one.
 
         An oracle drafts from `forced`, and nothing without it. Without `prompt_ids`, n-grams are
         looked up in the response alone. Raise `ValueError` for a request that is here already.
@@ -360,7 +400,7 @@ class Proposer:
         number, drafter = self._numbers, self._drafter
         has_source = drafter is not None or self._setup.kind == "engine"
         request = self._requests[request_id] = _DraftedRequest(
-            number, has_source, self._window.start_tokens
+            number, has_source, window or self._window.start_tokens
         )
         if self._ahead is not None:
             self._ahead.begins(request_id, prompt_ids, token_ids)
@@ -402,8 +442,8 @@ class Proposer:
         running = [
             request for request in self._requests.values() if request.ran and not request.over
         ]
-        if self._setup.kind == "engine" and self._opens(len(running)):
-            return {}  # what vLLM's drafter has drafted stays
+        if self._levels > 0 and self._opens(len(running)):
+            return {}  # what the model has drafted stays
         return {
             request.vllm_id: draft
             for request, draft in zip(running, self._draft(running), strict=True)
@@ -411,34 +451,22 @@ class Proposer:
 
     # Calls of the engine.
 
-    def levels(self, batch: int) -> int | None:
-        """Return the number of tokens that vLLM's own drafter is to draft at the end of a pass over
-        `batch` requests that begins; None to leave it to vLLM."""
-        if self._setup.kind != "engine":
-            return 0 if self._has_model and self._setup.kind != "none" else None
-        levels = self._window.most_tokens
-        for smallest, of_batch in self._setup.levels_from_batch:
-            levels = of_batch if batch >= smallest else levels
-        self._levels = levels if self._opens(batch) else 0
-        return self._levels
-
-    def propose(self, batch: list[Ran], sampled: list[list[int]]) -> dict[str, list[int]]:
+    def propose(
+        self, batch: list[Ran], sampled: list[list[int]], seconds: float = 0.0
+    ) -> dict[str, list[int]]:
         """Return the drafts of the next pass, by vLLM's ids, after the pass that `batch_of` tells
-        of."""
+        of; it and the drafting for it took `seconds`."""
+        self._levels = -1
         if not self._requests:
-            return {}
+            return self._warm_drafts(batch, sampled)
         requests = [self._request(ran.request_id) for ran in batch]
-        self._learn_of(batch, requests, sampled)
+        self._learn_of(batch, requests, sampled, seconds)
         if self._ahead is not None:
             self._ahead.ran(self._verified(batch, sampled))
             self.stale = True  # windows are put in right before a pass
             return {}
         self.stale = False
         going_on = [request for request in requests if request is not None and not request.over]
-        if self._setup.kind == "engine":
-            for request in going_on:
-                request.drafts = self._levels > 0 and request.decodes
-            return {}
         unknown = sum(request is None for request in requests)
         drafts = self._draft(going_on, unknown)
         return {request.vllm_id: draft for request, draft in zip(going_on, drafts, strict=True)}
@@ -472,17 +500,33 @@ class Proposer:
     def _request(self, vllm_id: str) -> _DraftedRequest | None:
         return self._requests.get(vllm_id) or self._requests.get(vllm_id.rpartition("-")[0])
 
+    def _warm_drafts(self, batch: list[Ran], sampled: list[list[int]]) -> dict[str, list[int]]:
+        """Return the longest drafts of a model that no drafter is configured of: of a warm-up."""
+        if self._model is None or self._setup.kind != "none":
+            return {}
+        drafts = self._model(self._most_tokens)
+        return {
+            ran.request_id: drafts[ran.request_id]
+            for ran, tokens in zip(batch, sampled, strict=True)
+            if tokens
+        }
+
     def _learn_of(
-        self, batch: list[Ran], requests: list[_DraftedRequest | None], sampled: list[list[int]]
+        self,
+        batch: list[Ran],
+        requests: list[_DraftedRequest | None],
+        sampled: list[list[int]],
+        seconds: float,
     ) -> None:
-        """Update windows, counts, gauges and the gate after a pass, as the engine does in `learn`
-        and `run_speculative`."""
+        """Update windows, counts, gauges, the gate and the bandit after a pass, as the engine does
+        in `learn` and `run_speculative`."""
         began = sum(
             request is not None and request.ran and ran.computed_tokens > 0
             for ran, request in zip(batch, requests, strict=True)
         )
         speculated = gate_opens(self._rule, self._gate_batch, self._gauges, began)
-        proposed, drafted_of_pass, accepted_of_pass, prefilled = False, 0, 0, False
+        proposed, drafted_of_pass, accepted_of_pass, prefilled = 0, 0, 0, False
+        accepted_levels = 0
         for ran, request, tokens in zip(batch, requests, sampled, strict=True):
             decoded = ran.computed_tokens > 0 and ran.computed_tokens == ran.known_tokens - 1
             prefilled |= not decoded
@@ -503,9 +547,10 @@ class Proposer:
                 if drafted:
                     for i, more in enumerate((drafted, accepted, 1, min(1 + accepted, left))):
                         request.counts[i] += more
-                proposed = True
+                proposed += 1
                 drafted_of_pass += drafted
                 accepted_of_pass += accepted
+                accepted_levels += len(tokens) - 1
             request.vllm_id, request.ran = ran.request_id, True
             request.over = len(tokens) >= left
             request.decodes = len(tokens) > 0
@@ -513,6 +558,9 @@ class Proposer:
                 self._drafter.observe(request.number, np.array(tokens[:left], dtype=np.int32))
         if proposed:
             remember(self._gauges, drafted_of_pass, accepted_of_pass)
+        if proposed and self._models and self._setup.bandit is not None:
+            length = 1.0 + accepted_levels / proposed
+            observe(self._arms, self._rewards, self._key, self._arm, length, proposed, seconds)
         if self._rule.gate == BATCH and not speculated:
             remember(self._gauges, 0, 0)
         if (
@@ -523,18 +571,20 @@ class Proposer:
             self._gauges["elastic_state"] = next_elastic(
                 self._gauges["elastic_state"], len(batch), self._rule.threshold, self._rule.patience
             )
-            self.restarts = self._gauges["elastic_state"] == ELASTIC_ON and self._setup.kind in (
-                "engine",
-                "oracle",
-            )
+            starts = self._gauges["elastic_state"] == ELASTIC_ON
+            self.restarts = starts and (self._models or self._setup.kind == "oracle")
 
     def _draft(self, requests: list[_DraftedRequest], others: int = 0) -> list[list[int]]:
         """Return the drafts of these requests for the next pass, with `others` in the batch; empty
         ones where the gate is shut."""
-        speculates = self._drafter is not None and self._opens(len(requests) + others)
+        models = self._models and bool(requests)
+        speculates = (models or self._drafter is not None) and not self.restarts
+        speculates = speculates and self._opens(len(requests) + others)
         for request in requests:
             request.drafts = speculates and request.has_source and request.decodes
         drafting = [request for request in requests if request.drafts]
+        if models and (speculates or self._rule.gate != ELASTIC):
+            return self._of_model(requests, drafting)
         if not drafting:
             return [[] for _ in requests]
         assert self._drafter is not None
@@ -544,6 +594,24 @@ class Proposer:
             )
         )
         return [next(drafts).tolist() if request.drafts else [] for request in requests]
+
+    def _of_model(
+        self, requests: list[_DraftedRequest], drafting: list[_DraftedRequest]
+    ) -> list[list[int]]:
+        """Let the model draft, and return the drafts of these requests."""
+        assert self._model is not None
+        levels = max((request.window for request in drafting), default=0)
+        if drafting and (bandit := self._setup.bandit) is not None:
+            self._arm = choose(self._arms, self._rewards, self._key, len(drafting))
+            levels = bandit.strategies[self._arm].draft_depth
+        if levels <= self._levels:  # a gate that was shut, and is again
+            return [[] for _ in requests]
+        self._levels, drafts = levels, self._model(levels)
+        most = levels if self._setup.bandit is not None else 0
+        return [
+            drafts[request.vllm_id][: most or request.window] if request.drafts else []
+            for request in requests
+        ]
 
     def _opens(self, batch: int) -> bool:
         return bool(gate_opens(self._rule, self._gate_batch, self._gauges, batch))

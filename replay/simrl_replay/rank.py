@@ -1,5 +1,5 @@
 """Parts for vLLM's workers, one process for each rank of an engine: a drafter that drafts nothing,
-one that rests, sampling that follows recorded tokens, and a correction of sampling on a CPU.
+one that drafts when it is called, sampling that follows recorded tokens, and a correction of sampling on a CPU.
 
 Where simrl drafts, it does so beside the scheduler (`simrl_replay.proposer`), once for all ranks.
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,19 +43,50 @@ class Rank:
 
     model_runner: Any
 
-    def let_drafter_rest(self) -> None:
-        """Let a draft model run no pass when it is to draft nothing: vLLM's would keep its KV cache
-        up to date, a pass for each of the target's. It gets its cache when the running requests
-        recompute theirs."""
-        drafter = self.model_runner.drafter
-        propose = drafter.propose
+    def draft_when_called(self) -> None:
+        """Let a draft model draft when `draft` is called after a pass, not within it: how many
+        tokens it is to draft follows from what the pass has accepted."""
+        runner = self.model_runner
+        propose, runner.to_draft = runner.drafter.propose, None
 
-        def rested(num_speculative_tokens: int, **named: Any) -> Any:
-            if num_speculative_tokens == 0:
-                return named["next_token_ids"].new_empty((len(named["next_token_ids"]), 0))
-            return propose(num_speculative_tokens=num_speculative_tokens, **named)
+        def held_back(num_speculative_tokens: int, **named: Any) -> Any:
+            names = list(runner.input_batch.req_ids)
+            runner.to_draft = names, partial(propose, **named)
+            return named["next_token_ids"].new_empty((len(named["next_token_ids"]), 0))
 
-        drafter.propose = rested
+        runner.drafter.propose = held_back
+
+    def draft(self, tokens: int) -> dict[str, list[int]]:
+        """Draft `tokens` tokens after the last pass for each of its requests; return them by vLLM's
+        ids. With 0 the drafter computes its KV cache of what the pass has computed, no more."""
+        import torch
+
+        names, propose = self.model_runner.to_draft
+        with torch.inference_mode():
+            drafted = propose(num_speculative_tokens=tokens)
+        return dict(zip(names, drafted.tolist(), strict=True))
+
+    def load_drafter(self, folder: str) -> None:
+        """Load weights of the drafter in place, as vLLM reloads a target's; weights that the
+        folder lacks (those that it shares with its target) stay."""
+        from safetensors.torch import load_file
+        from vllm.config import set_current_vllm_config
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
+
+        runner = self.model_runner
+        model = runner.drafter.model
+        weights = {
+            name: value
+            for file in sorted(Path(folder).glob("*.safetensors"))
+            for name, value in load_file(file).items()
+        }
+        with set_current_vllm_config(runner.vllm_config):
+            initialize_layerwise_reload(model)
+            model.load_weights(iter(weights.items()))
+            finalize_layerwise_reload(model, runner.speculative_config.draft_model_config)
 
     def time_sampling(self) -> None:
         """Time each sampling from now on, with the device idle before and after it."""

@@ -278,7 +278,7 @@ def resource(settings: EngineSettings) -> str:
 
 
 def each_needs(settings: EngineSettings) -> int:
-    """Return the number of GPUs, or CPUs, of an engine, those of its drafters among them."""
+    """Return the number of GPUs, or CPUs, of an engine and its drafters."""
     processes = settings.tp + settings.draft_gpus
     return processes * (1 if settings.device == "cuda" else settings.threads)
 

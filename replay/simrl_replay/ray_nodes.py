@@ -227,7 +227,7 @@ class Nodes:
             return self._listed[key]
 
     def _sent(self, folder: Path, files: tuple[File, ...]) -> list[list[Any]]:
-        """Return references to the chunks of each file; keep those of the last `KEPT` folders."""
+        """Return references to the chunks of each file; keep the references of the last `KEPT` folders."""
         with self._lock:
             chunks = self._chunks.pop(files, None) or [
                 [self._ray.put(chunk) for chunk in _chunks(folder / file.name)] for file in files

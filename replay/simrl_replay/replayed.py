@@ -14,6 +14,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from simrl.analysis.agreement import Agreement, agree, method_without_drafts, repeat_spread
 from simrl.errors import InputError, StoppedError
 from simrl.files import write_whole_folder
@@ -110,8 +112,10 @@ def measure_and_show(
         notes.print(f"engines are up{where}; replaying …")
         with fleet:
             measured, not_begun = _replays(prepared, fleet, config, repeats, training)
-        # A real trainer's seconds are neither the engines' speed nor the schedule.
-        passes = [] if training else [each for each in measured if each.passes]
+        # A real trainer's seconds are neither the engines' speed nor the schedule; passes beside a
+        # drafter that works ahead, or of a worker that changes its drafter, are not predicted alone.
+        plain = not (training or prepared.tail or (prepared.drafts and prepared.drafts.decoupled))
+        passes = [] if not plain else [each for each in measured if each.passes]
         splits = [split_error(prepared, each.result, each.passes) for each in passes]
         agreements, text = _write(temporary, folder, predicted, measured, splits)
     if as_json:
@@ -197,9 +201,26 @@ def _replays(
     return measured, None
 
 
+def drafts_of(result: Result) -> dict[str, int]:
+    """Return a result's counts of drafts, and of the copies of best-of-N (`copied` samples). Tokens
+    that were drafted ahead and never verified are among the drafted ones."""
+    columns = {
+        name: result.samples.column(name).to_numpy()
+        for name in (
+            "verifications",
+            "verified_tokens",
+            "drafted_tokens",
+            "accepted_tokens",
+            "duplicate_tokens",
+        )
+    }
+    copied = int(np.count_nonzero(columns["duplicate_tokens"]))
+    return {name: int(column.sum()) for name, column in columns.items()} | {"copied": copied}
+
+
 def counts_beside(predicted: Result, measured: Result) -> list[str]:
-    """Return lines that show the engines' prefix hits, and what trajectories did between their
-    turns, beside the simulator's."""
+    """Return lines that show the engines' prefix hits, their drafts and copies, and what
+    trajectories did between their turns, beside the simulator's."""
     lines, cache = [], predicted.metadata.get("prefix_cache")
     engines = measured.metadata["replay"]["engines"]
     if cache and cache["lookup_tokens"] and engines:
@@ -210,6 +231,22 @@ def counts_beside(predicted: Result, measured: Result) -> list[str]:
         lines.append(
             f"Prefix cache: {hit:,} of {queried:,} tokens of admitted requests were found, by vLLM's own counts; predicted "
             f"{cache['hit_tokens']:,} of {cache['lookup_tokens']:,}"
+        )
+    drafts, real_drafts = drafts_of(predicted), drafts_of(measured)
+    if drafts["verifications"] and real_drafts["verifications"]:
+        lines.append(
+            "Drafts: {verifications:,} verified, which yielded {verified_tokens:,} tokens, {accepted_tokens:,} of them "
+            "drafted; {drafted_tokens:,} tokens drafted; ".format(**real_drafts)
+            + "predicted {verifications:,}, {verified_tokens:,}, {accepted_tokens:,}; {drafted_tokens:,}".format(
+                **drafts
+            )
+        )
+    if drafts["copied"] or real_drafts["copied"]:
+        lines.append(
+            "Copies that did not end first: of {copied:,} samples, {duplicate_tokens:,} tokens; ".format(
+                **real_drafts
+            )
+            + "predicted {copied:,}, {duplicate_tokens:,}".format(**drafts)
         )
     if (of := predicted.metadata.get("agents")) and (real := measured.metadata.get("agents")):
         lines.append(
@@ -252,6 +289,7 @@ def _write(
         **agreements[0].as_json(),
         "repeats": repeats,
         "given_measured_passes": given,
+        "drafts": {"predicted": drafts_of(predicted), "measured": drafts_of(first.result)},
     }
     if "trained" in first.result.metadata["replay"]:
         from simrl_replay.trained import phases_json

@@ -24,9 +24,11 @@ import numpy as np
 from simrl.errors import InputError, StoppedError, broken
 from simrl.interrupts import ctrl_c_waits
 from simrl.result.result import Result
+from simrl.runtime.drafting import Drafting
 from simrl.runtime.rollout import Rollout
 from simrl.simulate.prepare import Prepared, longest_allowed
 from simrl.simulate.run import Schedule
+from simrl.speculation.plan import DraftPlan
 from simrl.trace.trace import Response, Sample, Trace, TraceMetadata, Turn
 from simrl_replay.ahead import DrafterProcess
 from simrl_replay.clock import WallClock
@@ -34,23 +36,28 @@ from simrl_replay.host import Close, Command, Count, Counted, DraftCall, Reached
 from simrl_replay.link import (
     EngineLink,
     GoneError,
+    ProcessLink,
     device_variables,
     engine_link,
     reports_of,
+    spare_gpu,
     start_all,
     wait_until_ready,
 )
 from simrl_replay.measured_passes import Passes, passes_of
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.speculative import (
+    TRAINED_FORM,
     DraftFolders,
     answers_of,
+    architectures_of,
     drafter_setup,
     drafter_setups,
     forced_setup,
     own_config,
     speculative_config,
 )
+from simrl_replay.spot_head import SpotHead, head_trainer
 from simrl_replay.vllm_adapter import (
     EngineSettings,
     check_model,
@@ -72,12 +79,13 @@ class ReplayConfig:
     `start_deadline_s`. With `forced_acceptance` an oracle drafts in place of a draft model: it has
     the trace's tokens, and its drafts are accepted exactly as often as simulated. That needs a
     scenario from `simrl_replay.speculative.forced` whose trace this model generated at temperature
-    0. With `recorded_tokens` every response is the trace's own, token by token, whatever the
-    weights. `engines_per_gpu` engines share a GPU: each gets its part of
-    `engine.gpu_memory_utilization`, and they start in turn. `graphs` are the CUDA graphs, as in
-    `EngineSettings`. `draft_model` is the folder of the draft model; of several, `draft_models` has
-    each one's by its name. On a cluster, `copy_weights` gives every node copies of the weights also
-    where it sees their path, as on a slow network file system.
+    0. A drafter that the schedule trains is trained with AdamW at `drafter_learning_rate` (the
+    default is EAGLE's, arXiv 2401.15077 §5). With `recorded_tokens` every response is the trace's
+    own, token by token, whatever the weights. `engines_per_gpu` engines share a GPU: each gets its
+    part of `engine.gpu_memory_utilization`, and they start in turn. `graphs` are the CUDA graphs,
+    as in `EngineSettings`. `draft_model` is the folder of the draft model; of several,
+    `draft_models` has each one's by its name. On a cluster, `copy_weights` gives every node copies
+    of the weights also where it sees their path, as on a slow network file system.
     """
 
     model: Path
@@ -89,6 +97,7 @@ class ReplayConfig:
     draft_models: Mapping[str, Path] = field(default_factory=dict)
     temperature: float = 1.0
     forced_acceptance: bool = False
+    drafter_learning_rate: float = 3e-5
     recorded_tokens: bool = False
     threads: int = 1
     step_deadline_s: float = 60.0
@@ -158,12 +167,7 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
             {prepared.scenario.precision.weights, prepared.scenario.precision.kv_cache} != {"bf16"},
             "engines here run in bfloat16 (precision); leave it out",
         ),
-        (
-            drafts is not None
-            and drafts.speculation.training is not None
-            and drafts.speculation.training.adaptive,
-            "its drafter is trained while it runs, which engines here cannot; set adaptive: false",
-        ),
+        *_untrainable(drafts, config),
         (
             prepared.limits.async_scheduling and drafts is not None,
             "it drafts when a pass is over, and the next one is scheduled by then; set engine.async_scheduling=false",
@@ -207,6 +211,29 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
 def follows_trace(config: ReplayConfig) -> bool:
     """Return whether the trace's own tokens are needed."""
     return config.recorded_tokens or config.forced_acceptance
+
+
+def _untrainable(drafts: DraftPlan | None, config: ReplayConfig) -> list[tuple[bool, str]]:
+    """Return what a drafter that is trained lacks here, and whether it does."""
+    training = drafts.speculation.training if drafts else None
+    if training is None or not training.adaptive:
+        return []
+    form = architectures_of(config.draft_model) if config.draft_model else ["none"]
+    return [
+        (
+            form != [TRAINED_FORM],
+            f"its drafter is trained, and the trainer here has heads of the form {TRAINED_FORM}, not "
+            f"{', '.join(form)}; name the folder of one with --draft-model, or set adaptive: false",
+        ),
+        (
+            config.dummy_weights,
+            "its drafter is trained on the model's hidden states, and --dummy has random ones; set adaptive: false",
+        ),
+        (
+            not training.save_at_end,
+            "a session here saves what it has when it is stopped; set save_at_end: true",
+        ),
+    ]
 
 
 def check_engine(config: ReplayConfig) -> None:
@@ -371,8 +398,34 @@ def replay(
     training: RealTraining | None = None,
 ) -> Measured:
     """Run the schedule on the fleet, and with a `training` its updates. The error that stops it
-    (Ctrl-C, an engine that keeps dying) is in the returned value."""
+    (Ctrl-C, an engine that keeps dying) is in the returned value. A drafter that the schedule
+    trains is trained in a process that is up meanwhile."""
     check_replayable(prepared, config)
+    drafter_training = prepared.drafts.speculation.training if prepared.drafts else None
+    if drafter_training is None or not drafter_training.adaptive:
+        return _replay(prepared, fleet, config, on_step, training, None)
+    assert config.draft_model is not None  # checked
+    gpus = -(-prepared.workers // config.engines_per_gpu) * prepared.scenario.cluster.tp
+    with head_trainer(
+        config.draft_model,
+        config.drafter_learning_rate,
+        config.device,
+        spare_gpu(gpus) if config.device == "cuda" else {},
+        config.start_deadline_s,
+    ) as trainer:
+        return _replay(prepared, fleet, config, on_step, training, trainer)
+
+
+def _replay(
+    prepared: Prepared,
+    fleet: ReplayEngines,
+    config: ReplayConfig,
+    on_step: Callable[[int], None] | None,
+    training: RealTraining | None,
+    trainer: tuple[ProcessLink, Path] | None,
+) -> Measured:
+    """Run the schedule on the fleet, with the process that trains the drafter, if there is one, and
+    the folder for what it writes."""
     setup, tail = None, dict[str, DrafterSetup]()
     if prepared.drafts is not None and config.forced_acceptance:
         setup = forced_setup(prepared)
@@ -384,7 +437,7 @@ def replay(
         tail = {name: each for name, each in setups.items() if name is not None}
     env = WallClock()
     happened: list[dict[str, Any]] = []
-    vocabulary = reset(fleet, config, setup, tail.values())
+    vocabulary = reset(fleet, config, setup, tail.values(), trainer is not None)
 
     @cache
     def prompt_ids(prompt_id: int, tokens: int) -> tuple[int, ...]:
@@ -407,9 +460,13 @@ def replay(
         training.restart()
         weights, awaited_s = training.weights, config.start_deadline_s
         held_s = prepared.system.on_update.pause_s
+    heads: list[SpotHead] = []
 
     def make_workers(schedule: Schedule) -> list[VllmWorker]:
-        responses = schedule.workload.responses
+        responses, drafting = schedule.workload.responses, _drafting(schedule)
+        if trainer is not None and schedule.spot is not None:
+            link, folder = trainer
+            heads.append(SpotHead(env, link, schedule.spot, prompt_of, config.folder, folder))
         answers = answers_of(prepared, responses) if follows_trace(config) else None
         return [
             VllmWorker(
@@ -433,6 +490,8 @@ def replay(
                 agents=schedule.agents,
                 answer_ids=answer_ids,
                 evaluates=(prepared.costs.evaluate_every, prepared.costs.evaluate_s),
+                drafting=drafting,
+                head=heads[0] if heads else None,
             )
             for i in range(schedule.units)
         ]
@@ -491,6 +550,8 @@ def replay(
     }
     if training is not None:
         facts["trained"] = training.facts(result)
+    if heads:
+        facts |= heads[0].facts()
     result = replace(result, metadata={**result.metadata, "replay": facts})
     rollouts = [
         rollout
@@ -517,6 +578,19 @@ def balance(result: Result, generated: int) -> dict[str, int]:
     return {"generated": generated, **kept, "duplicates": int(samples.duplicate_tokens.sum())}
 
 
+def _drafting(schedule: Schedule) -> Drafting | None:
+    """Return the simulated drafting where it decides what engines draft: windows by length, and
+    siblings in place of a model that is missing or stale."""
+    prepared = schedule.prepared
+    if prepared.drafts is None:
+        return None
+    speculation = prepared.drafts.speculation
+    if schedule.spot is None and speculation.model_free is None and speculation.budget is None:
+        return None
+    most, seed = prepared.limits.max_num_seqs, prepared.scenario.seed
+    return Drafting(prepared.drafts, schedule.deployment, most, seed, schedule.spot)
+
+
 def connected(schedule: Schedule) -> list[VllmWorker]:
     """Return the schedule's workers, with the dispatcher that hears of their losses."""
     workers = [worker for worker in schedule.workers if isinstance(worker, VllmWorker)]
@@ -530,17 +604,23 @@ def reset(
     config: ReplayConfig,
     setup: DrafterSetup | None,
     tail: Iterable[DrafterSetup] = (),
+    trained: bool = False,
 ) -> int:
-    """Reset all engines to their state after the start, with this drafter, and with the processes
-    of those of the `tail` up; return the size of the vocabulary. Reports of an earlier run are
-    dropped."""
-    ahead = [each.ahead.process for each in tail if each.ahead]
-    reset: list[Command] = [
-        Reset(-1, config.folder(0)),
-        *([DraftCall("start_drafters", (ahead,))] if ahead else []),
-        *([DraftCall("configure", (setup,))] if setup else []),
+    """Reset all engines to their state after the start, with this drafter (its first weights, if it
+    was `trained`), and with the processes of the `tail`'s drafters up; return the size of the
+    vocabulary. Reports of an earlier run are dropped."""
+    drafters = [each for each in (setup, *tail) if each is not None]
+    ahead = [each.ahead.process for each in drafters if each.ahead is not None]
+    head = str(config.draft_model) if trained else ""
+    resets: list[list[Command]] = [
+        [
+            Reset(-1, config.folder(0), head),
+            *([DraftCall("start_drafters", (ahead,))] if ahead else []),
+            *([DraftCall("configure", (setup, worker))] if setup else []),
+        ]
+        for worker in range(len(fleet.links))
     ]
-    for link in fleet.links:
+    for link, reset in zip(fleet.links, resets, strict=True):
         link.send(reset)
     vocabulary = 0
     for i, link in enumerate(fleet.links):
@@ -549,7 +629,7 @@ def reset(
         except GoneError:  # the engine died in the last replay
             link = fleet.restart(i)
             wait_until_ready([link], config.start_deadline_s)
-            link.send(reset)
+            link.send(resets[i])
             vocabulary = _answer(link, Reached, config.start_deadline_s).vocabulary
     return vocabulary
 

@@ -6,8 +6,8 @@ dropped silently. What `replayed_form` changes is changed in the prediction, too
 
 History, n-grams, siblings and external sources are drafted by `simrl_replay.proposer.Proposer`,
 with simrl's windows and gates. Draft models and EAGLE heads are vLLM's own drafters; the proposer
-tells them in every pass how many tokens to draft, so TLT's gate and its chains by batch size are
-simrl's. vLLM's `ngram` drafts up to `num_speculative_tokens` in every pass and serves the method
+calls them after every pass for as many tokens as to draft, so windows, gates, TLT's bandit and its
+model-free drafter are simrl's. vLLM's `ngram` drafts up to `num_speculative_tokens` in every pass and serves the method
 without window and gate; it reads prompts too.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 from simrl.errors import InputError, broken
 from simrl.simulate.prepare import Prepared
 from simrl.speculation.acceptance import ModelAcceptance, sample_key
-from simrl.speculation.choices import Elastic, Strategy
+from simrl.speculation.choices import Elastic, Toggle
 from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.matching import LONGEST, SHORTEST
 from simrl.speculation.methods import EAGLE, Speculation
@@ -36,6 +36,7 @@ from simrl_replay.ahead import AheadSetup, DrafterProcess
 from simrl_replay.proposer import DrafterSetup, Forced
 
 NO_DRAFTS = "simrl_replay.rank.NoDrafts"
+TRAINED_FORM = "EagleLlamaForCausalLM"  # of heads that `simrl_replay.grpo.eagle` trains
 
 
 @dataclass(frozen=True)
@@ -88,8 +89,8 @@ def speculative_config(
             f"speculation {speculation.label}: random weights do not generate the trace's tokens, so there is nothing to "
             "draft from; choose draft_model, which is accepted as the scenario says, or give weights"
         )
-    if speculation.drafter == "model" and plan.decoupled is None:
-        config = _model_drafter(speculation, folders.folder(speculation), most_tokens)
+    if in_turns := _models_in_turns(prepared):
+        config = _model_drafter(in_turns[0], folders.folder(in_turns[0]), most_tokens)
         if synthetic and plan.acceptance is not None:
             return config | synthetic_acceptance(plan.acceptance, config["num_speculative_tokens"])
         return config
@@ -102,7 +103,7 @@ def speculative_config(
 def _model_drafter(speculation: Speculation, folder: Path, most_tokens: int) -> dict[str, Any]:
     """Return the configuration of vLLM's drafter with the model in `folder`."""
     wants_eagle, file = speculation.model == EAGLE, folder / "config.json"
-    architectures = json.loads(file.read_text(encoding="utf-8")).get("architectures") or []
+    architectures = architectures_of(folder)
     method = "draft_model"
     if any("eagle" in name.lower() for name in architectures):
         method = "eagle3" if any("eagle3" in name.lower() for name in architectures) else "eagle"
@@ -115,23 +116,13 @@ def _model_drafter(speculation: Speculation, folder: Path, most_tokens: int) -> 
                 else "a language model, or choose tlt"
             )
         )
-    levels = max((levels for _, levels in levels_from_batch(speculation)), default=most_tokens)
-    return {"method": method, "model": str(folder), "num_speculative_tokens": levels}
+    return {"method": method, "model": str(folder), "num_speculative_tokens": most_tokens}
 
 
-def levels_from_batch(speculation: Speculation) -> tuple[tuple[int, int], ...]:
-    """Return the (smallest batch, drafted tokens) of a bandit over chains: a bucket of batch sizes
-    has one of them."""
-    if speculation.strategies is None:
-        return ()
-    chains = sorted(speculation.strategies.strategies, key=lambda chain: -chain.tokens_to_verify)
-    return tuple(
-        zip(
-            speculation.strategies.batch_thresholds,
-            (chain.draft_depth for chain in chains),
-            strict=True,
-        )
-    )
+def architectures_of(folder: Path) -> list[str]:
+    """Return the names that a model's config has of its form."""
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return list(config.get("architectures") or [])
 
 
 def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
@@ -149,49 +140,32 @@ def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
         prepared = replace(prepared, tail=replace(prepared.tail, rule=rule))
         changes.append("vLLM sends no KV cache to another engine: a copy computes all of it again")
     if prepared.drafts is not None and prepared.drafts.speculation.strategies is not None:
-        speculation, lost = _chains_of(prepared.drafts.speculation)
-        drafts = plan_drafting(
-            speculation, prepared.scenario.speculation, prepared, prepared.rollout_gpus
-        )
-        prepared = replace(prepared, drafts=drafts)
-        changes += lost
+        speculation = prepared.drafts.speculation
+        if not _are_chains(speculation):
+            drafts = plan_drafting(
+                _chains_of(speculation),
+                prepared.scenario.speculation,
+                prepared,
+                prepared.rollout_gpus,
+            )
+            prepared = replace(prepared, drafts=drafts)
+            changes.append(
+                "vLLM verifies no trees; chains as long as these are deep take their place"
+            )
     return prepared, changes
 
 
-def _chains_of(speculation: Speculation) -> tuple[Speculation, list[str]]:
-    """Return TLT with a chain in place of the trees of each bucket, and a drafter that stays as it
-    is; and what that loses."""
-    lost, bandit = [], speculation.strategies
-    assert bandit is not None
-    if not _are_chains(speculation):
-        deepest: dict[int, int] = {}
-        for tree in bandit.strategies:
-            deepest[tree.tokens_to_verify] = max(
-                tree.draft_depth, deepest.get(tree.tokens_to_verify, 0)
-            )
-        depths = [deepest[tokens] for tokens in sorted(deepest, reverse=True)]
-        chains = tuple(Strategy(depth, 1, depth + 1) for depth in sorted(depths, reverse=True))
-        speculation = replace(
-            speculation, strategies=bandit.model_copy(update={"strategies": chains})
-        )
-        lost.append("vLLM verifies no trees; chains as long as these are deep take their place")
-    if speculation.training is not None and speculation.training.adaptive:
-        untrained = speculation.training.model_copy(update={"adaptive": False})
-        speculation = replace(speculation, training=untrained)
-        lost.append("the drafter is not trained meanwhile")
-    free = speculation.model_free
-    if free is not None and (free.before_version or free.if_slower):
-        speculation = replace(speculation, model_free=None)
-        lost.append("siblings never draft in place of the drafter")
-    return speculation, lost
+def _chains_of(speculation: Speculation) -> Speculation:
+    """Return a method with a chain in place of each tree, in the same bucket of batch sizes."""
+    assert speculation.strategies is not None
+    chains = dict.fromkeys(arm._replace(topk=1) for arm in speculation.strategies.strategies)
+    strategies = speculation.strategies.model_copy(update={"strategies": tuple(chains)})
+    return replace(speculation, strategies=strategies)
 
 
 def _are_chains(speculation: Speculation) -> bool:
     assert speculation.strategies is not None
-    return all(
-        s.topk == 1 and s.tokens_to_verify == s.draft_depth + 1
-        for s in speculation.strategies.strategies
-    )
+    return all(arm.topk == 1 for arm in speculation.strategies.strategies)
 
 
 def own_config(most_tokens: int) -> dict[str, Any]:
@@ -226,21 +200,26 @@ def drafter_setups(
     get in the tail of a rollout, by name. Raise `InputError` for one that no engine here
     supports."""
     plan = _replayable(prepared)
-    setups: dict[str | None, DrafterSetup] = {None: _setup_of(prepared, plan, folders, process)}
-    for name, other in (prepared.tail.plans if prepared.tail else {}).items():
-        mine = plan.decoupled is None and name == plan.speculation.model
-        if other.speculation.drafter == "model" and other.decoupled is None and not mine:
-            raise InputError(
-                f"{prepared.system.label}: a freed worker would draft in turns with {name}, and a vLLM engine holds one draft "
-                "model; "
-                + (
-                    "let copies be decoupled"
-                    if plan.decoupled
-                    else f"let drafters be {plan.speculation.model or 'a model'} and ngram, or decoupled be true"
-                )
-            )
-        setups[name] = _setup_of(prepared, other, folders, process)
-    return setups
+    in_turns = {each.model for each in _models_in_turns(prepared)}
+    if len(in_turns) > 1:
+        raise InputError(
+            f"{prepared.system.label}: workers would draft in turns with {', '.join(sorted(in_turns))}, and a vLLM engine "
+            "holds one draft model: name one of them as model or in drafters"
+            + (", or let copies be decoupled" if plan.decoupled else ", or let decoupled be true")
+        )
+    plans: dict[str | None, DraftPlan] = {None: plan}
+    plans.update(prepared.tail.plans if prepared.tail else {})
+    return {name: _setup_of(prepared, each, folders, process) for name, each in plans.items()}
+
+
+def _models_in_turns(prepared: Prepared) -> list[Speculation]:
+    """Return the methods with a model that drafts in the verifier's engine."""
+    tail = prepared.tail.plans.values() if prepared.tail else ()
+    return [
+        plan.speculation
+        for plan in (_plan(prepared), *tail)
+        if plan.speculation.drafter == "model" and plan.decoupled is None
+    ]
 
 
 def _setup_of(
@@ -253,7 +232,12 @@ def _setup_of(
             return _ahead(prepared, plan, folders, process)
         case "model":
             return DrafterSetup(
-                "engine", window, gate, levels_from_batch=levels_from_batch(speculation)
+                "engine",
+                window,
+                gate,
+                bandit=speculation.strategies,
+                seed=prepared.scenario.seed,
+                model_free=plan.first_version > 0 or plan.siblings_faster_beyond < np.inf,
             )
         case "history":
             return DrafterSetup(
@@ -353,11 +337,10 @@ def _replayable(prepared: Prepared) -> DraftPlan:
     """Return the plan; raise `InputError` for a method that no engine here supports."""
     plan = _plan(prepared)
     speculation = plan.speculation
-    chain = speculation.window.kind == "fixed" and speculation.gate != "batch"
     if wrong := broken(
         (
             speculation.strategies is not None and not _are_chains(speculation),
-            "vLLM verifies chains, not trees; give chains of d tokens as strategies (d, 1, d + 1)",
+            "vLLM verifies chains, not trees; give chains, strategies with a topk of 1",
         ),
         (
             speculation.decoupled is not None and speculation.decoupled.in_turns,
@@ -368,12 +351,8 @@ def _replayable(prepared: Prepared) -> DraftPlan:
             "vLLM verifies no whole old response with the prompt; choose histospec",
         ),
         (
-            speculation.budget is not None,
-            "windows by the length of a prompt's responses are not replayed; choose histospec",
-        ),
-        (
-            speculation.drafter == "model" and not chain,
-            "vLLM's draft models have a fixed window and no batch gate; leave out gate and window",
+            isinstance(speculation.gate, Toggle),
+            "a toggle and its ladder of draft tokens are not replayed; choose gate: open",
         ),
     ):
         raise InputError(f"speculation {speculation.label}: {wrong}")

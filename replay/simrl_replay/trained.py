@@ -296,7 +296,7 @@ def predict(prepared: Prepared) -> Result:
 def phase_seconds(
     result: Result, rewards_s: Sequence[float], most_updates: int | None = None
 ) -> dict[str, float | None]:
-    """Return the seconds of each phase up to the last of at most so many updates, as `PHASES` has
+    """Return the seconds of each phase up to the last of at most this number of updates, as `PHASES` has
     them; None without an update. `rewards_s` are of the groups."""
     view, timeline = view_run(result), spans(result)
     updates = len(view.updated_s[:most_updates])

@@ -17,6 +17,7 @@ import os
 import re
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
@@ -244,6 +245,7 @@ class VllmEngine:
             str, list[int]
         ] = {}  # verified drafts of the last pass that is over, by vLLM's ids
         self._drafts: dict[str, list[int]] = {}  # of the next step
+        self._began_s = self._drafting_s = 0.0  # the start of a pass; seconds of drafting for it
         self.drafter: Proposer | None = None  # simrl's own
         self.held: set[str] = set()  # running requests that have no token in the next pass
         if settings.recorded:
@@ -251,10 +253,11 @@ class VllmEngine:
         if settings.speculative is not None:
             if settings.speculative["method"] in ("custom_class", *MODEL_DRAFTERS):
                 most_tokens = settings.speculative["num_speculative_tokens"]
-                has_model = settings.speculative["method"] in MODEL_DRAFTERS
-                self.drafter = Proposer(most_tokens, settings.max_model_len, has_model)
-            if settings.speculative["method"] in MODEL_DRAFTERS:
-                self._engine.collective_rpc("let_drafter_rest")
+                model = None
+                if settings.speculative["method"] in MODEL_DRAFTERS:
+                    self._engine.collective_rpc("draft_when_called")
+                    model = self._drafted_by_model
+                self.drafter = Proposer(most_tokens, settings.max_model_len, model)
             if settings.device == "cpu":
                 self._engine.collective_rpc("mend_cpu_sampling")
         self._watch_passes()
@@ -310,6 +313,7 @@ class VllmEngine:
             if self.held and len(self._held()) == self.unfinished:
                 self.drafter.wait()
                 return []
+        self._began_s = time.monotonic()
         outputs = self._engine.step()
         put_drafts(self._scheduler, self._drafts)
         self._drafts = {}
@@ -337,6 +341,10 @@ class VllmEngine:
         self._scheduler.set_pause_state(before)
         return progress
 
+    def _drafted_by_model(self, tokens: int) -> dict[str, list[int]]:
+        drafts = self._engine.collective_rpc("draft", args=(tokens,))[0]
+        return dict(drafts)
+
     def _over(self, request_ids: list[str]) -> None:
         if self.settings.recorded and request_ids:
             self._engine.collective_rpc("forget", args=(request_ids,))
@@ -352,8 +360,7 @@ class VllmEngine:
 
     def _watch_passes(self) -> None:
         """Count each pass from its schedule and its output, and record its verified drafts (vLLM's
-        drafters do not report them in all versions). Let simrl's drafter draft from its outcome, or
-        tell vLLM's how much to draft."""
+        drafters do not report them in all versions). Let drafters draft from its outcome."""
         scheduler, counts = self._scheduler, self._counts
         schedule, update, preempt = (
             scheduler.schedule,
@@ -376,13 +383,6 @@ class VllmEngine:
                 for request_id, hit_tokens in _admitted(scheduled):
                     counts["prefix_queried_tokens"] += scheduler.requests[request_id].num_tokens
                     counts["prefix_hit_tokens"] += hit_tokens
-            levels = (
-                None
-                if self.drafter is None
-                else self.drafter.levels(len(scheduled.num_scheduled_tokens))
-            )
-            if levels is not None:
-                scheduled.num_spec_tokens_to_schedule = levels
             return scheduled
 
         def drafted(scheduled: Any, output: Any) -> Any:
@@ -393,7 +393,11 @@ class VllmEngine:
                     counts["drafted_tokens"] += len(draft)
                     counts["accepted_tokens"] += len(sampled) - 1
             if self.drafter is not None:
-                self._drafts = self.drafter.propose(*batch_of(scheduler, scheduled, output))
+                ended_s = time.monotonic()
+                seconds = self._drafting_s + ended_s - self._began_s
+                ran = batch_of(scheduler, scheduled, output)
+                self._drafts = self.drafter.propose(*ran, seconds)
+                self._drafting_s = time.monotonic() - ended_s
             return update(scheduled, output)
 
         def preempted(*arguments: Any, **named: Any) -> Any:
@@ -459,6 +463,10 @@ class VllmEngine:
         if self.settings.dummy_weights:
             return
         self._engine.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+
+    def load_drafter(self, folder: str) -> None:
+        """Load a draft model's weights, between two steps: all that are in a folder."""
+        self._engine.collective_rpc("load_drafter", args=(folder,))
 
     def recompute_running(self) -> None:
         """Let running requests recompute their KV cache, and find no prefix again; they keep their

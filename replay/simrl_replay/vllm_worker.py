@@ -27,6 +27,7 @@ import simpy
 
 from simrl.errors import InputError, StoppedError
 from simrl.runtime.agents import PLAIN, Agents
+from simrl.runtime.drafting import Drafting
 from simrl.runtime.events import call_last, gather, on_fire
 from simrl.runtime.faults import HearsOfLosses
 from simrl.runtime.pauses import Turns
@@ -40,6 +41,7 @@ from simrl_replay.clock import WallClock
 from simrl_replay.engine_request import EngineRequest
 from simrl_replay.link import EngineLink
 from simrl_replay.proposer import DrafterSetup, Forced
+from simrl_replay.spot_head import SpotHead
 
 MOST_RESTARTS = 3
 
@@ -74,10 +76,11 @@ class VllmWorker:
     for `held_load_s` longer than they take, as dummy weights have none to load; weights that are
     being written are awaited for `awaited_s`. `forced` gives an
     oracle drafter's inputs for a sample. `setup` is the drafter that it begins with, `tail` has
-    those that it may get in its place. With a `stop_token`, a response is done when it has that
-    token; its length in `responses` is the upper bound. `agents` has the tool slots and deadlines of
-    all workers; `answer_ids` gives the tokens of an environment's answer to a turn. `evaluates`:
-    updates between evaluations that only take time, and that time.
+    those that it may get in its place. `drafting` decides windows and what drafts, and has the spot
+    trainer; `head` is the drafter in training. With a `stop_token`, a response is done when it has
+    that token; its length in `responses` is the upper bound. `agents` has the tool slots and
+    deadlines of all workers; `answer_ids` gives the tokens of an environment's answer to a turn.
+    `evaluates`: updates between evaluations that only take time, and that time.
     """
 
     def __init__(
@@ -103,6 +106,8 @@ class VllmWorker:
         agents: Agents | None = None,
         answer_ids: Callable[[Sample, Turn], tuple[int, ...]] | None = None,
         evaluates: tuple[int, float] = (0, 0.0),
+        drafting: Drafting | None = None,
+        head: SpotHead | None = None,
     ) -> None:
         self.policy_version, self.groups = 0, None
         self.index = index
@@ -122,13 +127,15 @@ class VllmWorker:
         self._start_deadline_s = start_deadline_s
         self._tell = tell
         self._drafters: dict[str | None, DrafterSetup] = {None: setup or DrafterSetup()}
-        self._drafters.update((name, each) for name, each in (tail or {}).items())
+        self._drafters.update(tail or {})
         self._setup = self._drafters[None]  # of the drafter that it has
         self._held_load_s = held_load_s
         self._evaluates = evaluates
         self._forced = forced
         self._stop_token = stop_token
         self._prompts = prompts or PromptKeys()
+        self._drafting, self._head = drafting, head
+        self._spot = drafting.spot if drafting else None
         self._awaited_s = awaited_s
         self._turns = Turns(env, self, agents or Agents(env, PLAIN))
         self._answer_ids = answer_ids or (lambda sample, turn: (0,) * turn.observation_tokens)
@@ -159,6 +166,8 @@ class VllmWorker:
         self.without_room = False  # nothing can run the engine that is to take the lost one's place
         env.listen(link.connection, self._hear, self._gone, self._awaits)
         env.check(self._look)
+        if self._setup.model_free:
+            self.draft("new_rollout", self._siblings_draft(0))
 
     @property
     def is_up(self) -> bool:
@@ -180,6 +189,12 @@ class VllmWorker:
         response = self._responses[sample.uid]
         length = response.tokens if max_tokens is None else min(response.tokens, max_tokens)
         self._wake()
+        if self._spot is not None and not self._requests:
+            self._spot.serves(self.index, self._env.now)
+        window = None
+        if self._drafting is not None:
+            self._drafting.begins(sample)
+            window = self._drafting.budget(sample)
         request = EngineRequest(self._key(), response, event, before, length)
         self._requests[request.number] = self._here[sample.uid] = request
         had = tuple(request.token_ids)
@@ -204,6 +219,7 @@ class VllmWorker:
                     if turn.end_tokens <= len(had)
                 ),
                 waits,
+                window,
             )
         )
         return event
@@ -211,7 +227,7 @@ class VllmWorker:
     def _text(self, sample: Sample) -> int:
         """Return what a sample's drafts come from, as its engine knows it: its prompt, or its group
         in this step alone."""
-        if self._setup.kind != "siblings":
+        if self._setup.kind != "siblings" and not self._setup.model_free:
             return sample.prompt_id
         return self._groups.setdefault(
             (sample.epoch, sample.step, sample.prompt_id), len(self._groups)
@@ -279,7 +295,7 @@ class VllmWorker:
             return event.succeed()
         key = self._key()
         self._changes[key] = _Change(event, self._env.now, self._setup.loads)
-        self._command(host.DraftCall("configure", (self._setup,)))
+        self._command(host.DraftCall("configure", (self._setup, self.index)))
         self._command(host.Ask(key, 0))  # of no request: answered when the drafter is there
         return event
 
@@ -374,15 +390,33 @@ class VllmWorker:
         self, version: int, running: LoadMode, event: simpy.Event | None, retry_s: float = 0.0
     ) -> None:
         key, folder = self._key(), self._weights(version)
+        if self._spot is not None and not self._requests:
+            self._spot.occupied([self.index], self._env.now)
         before = [self.policy_version, *(load.version for load in self._loads.values())][-1]
         every, evaluate_s = self._evaluates
         if event is None or not every or version // every == before // every:
             evaluate_s = 0.0
+        head = self._head.head(version) if self._head else ""
+        siblings = self._siblings_draft(version)
         held_s = self._held_load_s + self.load_delay_s + evaluate_s
         self._loads[key] = _Load(version, event, held_s, running == "start_over", evaluate_s)
+        awaited_s = self._awaited_s
         self._command(
-            host.LoadWeights(key, version, folder, running, held_s, retry_s, self._awaited_s)
+            host.LoadWeights(
+                key, version, folder, running, held_s, retry_s, awaited_s, head, siblings
+            )
         )
+
+    def _siblings_draft(self, version: int) -> bool:
+        """Return whether siblings draft in place of a model under these weights."""
+        if self._drafting is None or not self._setup.model_free:
+            return False
+        return self._drafting.drafts_from_siblings(version)
+
+    def _is_idle(self) -> None:
+        """Tell the spot trainer if the worker has nothing to serve."""
+        if self._spot is not None and not self._requests:
+            self._spot.idle(self.index, self._env.now)
 
     def _command(self, command: host.Command) -> None:
         """Queue a command: those of one instant are sent together, so that a batch does not begin
@@ -426,7 +460,9 @@ class VllmWorker:
                 case host.Ended():
                     request = self._requests[report.number]
                     self._rest(request, self._time_s(report.at_s))
-                    request.event.succeed(self._finished(request, report))
+                    rollout = self._finished(request, report)
+                    self._is_idle()
+                    request.event.succeed(rollout)
                 case host.Loaded():
                     self._loaded(report)
                 case host.Reached():
@@ -471,6 +507,7 @@ class VllmWorker:
             self._recorder.span(self.index, "evaluate", finished_s, back_s, load.version)
         if rolling:
             self._open_rollout_span(back_s, self._busy_kind)
+        self._is_idle()
         load.event.succeed(WeightLoad(load.version, started_s, finished_s))
 
     def _answered(self, report: host.Reached) -> None:
@@ -526,6 +563,10 @@ class VllmWorker:
         self._recorder.request_ended(rollout, request.new_tokens)
         if done and self.on_done is not None:
             self.on_done(rollout)
+        if self._head is not None:
+            self._head.finished(rollout)
+        if self._drafting is not None:
+            self._drafting.observe(rollout, self._env.now)
         return rollout
 
     def _open_rollout_span(self, at_s: float, kind: str) -> None:
@@ -597,6 +638,8 @@ class VllmWorker:
             self._lost_since_s = self._env.now
             self._close_rollout_span(self._env.now)
         self._state = "down"
+        if self._spot is not None:
+            self._spot.occupied([self.index], self._env.now)
         for request in list(self._requests.values()):
             request.event.succeed(self._ended(request, done=False))
         for load in self._loads.values():
@@ -618,7 +661,7 @@ class VllmWorker:
     def _ready(self) -> None:
         self._state = "loading"
         if self._setup.kind != "none":
-            self._command(host.DraftCall("configure", (self._setup,)))
+            self._command(host.DraftCall("configure", (self._setup, self.index)))
         self._load(self._asked_version, "recompute", None)
 
     def _has_weights_again(self, load: WeightLoad) -> None:
@@ -628,6 +671,7 @@ class VllmWorker:
         self.policy_version = load.version
         self._state = "up"
         self._close_lost_span(self._env.now)
+        self._is_idle()
         if self._slowdown > 1.0:
             self._command(host.SlowDown(self._slowdown))
         if self.on_back is not None:

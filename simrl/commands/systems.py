@@ -265,16 +265,14 @@ def takes(schema: Page) -> str:
         "boolean": "true | false",
         "null": "null",
     }.get(schema.get("type", ""), schema.get("type", "value"))
-    bounds = [
-        ("minimum", "≥"),
-        ("exclusiveMinimum", ">"),
-        ("maximum", "≤"),
-        ("exclusiveMaximum", "<"),
-    ]
-    unbounded = (LARGEST, LARGEST_WHOLE)
     shown = (
         f"{sign} {schema[key]:,}"
-        for key, sign in bounds
-        if key in schema and abs(schema[key]) not in unbounded
+        for key, sign in (
+            ("minimum", "≥"),
+            ("exclusiveMinimum", ">"),
+            ("maximum", "≤"),
+            ("exclusiveMaximum", "<"),
+        )
+        if key in schema and abs(schema[key]) not in (LARGEST, LARGEST_WHOLE)
     )
     return f"{kind} {', '.join(shown)}".strip()

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import combinations, compress
+from itertools import compress, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -140,7 +140,7 @@ def open_workload(
                 and one.value != other.value,
                 f"simrl.{call}: {one.giver} and {other.giver} set one key; give one of them",
             )
-            for one, other in combinations([*settings, *every, *options], 2)
+            for one, other in product([*settings, *options], every)
         )
     )
     settings += overriding

@@ -410,7 +410,7 @@ def is_due(q: Request, every: int) -> bool:
     return bool(every > 0 and (q.stop_at - q.left) // every < q.generated // every)
 
 
-@lean
+@inlined
 def reconfigure(r: Requests, t: Totals, d: Decoding, q: Request) -> None:
     """Give a request the window and the mode that suit its acceptance beside the others'."""
     total, known = 0.0, 0

@@ -397,7 +397,7 @@ class Drafting:
                 if there_s > now_s:
                     return there_s if there_s < np.inf else None
             if (first := self._first_run(engine, slot, response.row, missing)) >= 0:
-                engine.draft_from(slot, RUNS, first, window=self._budget(sample))
+                engine.draft_from(slot, RUNS, first, window=self.budget(sample))
         return None
 
     def _first_run(
@@ -435,13 +435,18 @@ class Drafting:
             self._runs.free((id(engine), slot))
         if self._builders is not None:
             self._builders.ended((id(engine), slot), now_s)
+        if rollout.done and self._builders is not None:
+            self._builders.finished(sample, rollout.tokens, now_s)
+        self.observe(rollout, now_s)
+
+    def observe(self, rollout: Rollout, now_s: float) -> None:
+        """Record how long a response is that ends at its worker or leaves it."""
+        sample = rollout.sample
         if self._lengths is not None:
             self._lengths.observe([rollout])
         if rollout.done:
             self._finished.add((sample.prompt_id, sample.epoch, sample.sample))
             self._finished_in[sample.epoch] += 1
-            if self._builders is not None:
-                self._builders.finished(sample, rollout.tokens, now_s)
             if self.spot is not None:
                 self.spot.finished(rollout.tokens, now_s)
 
@@ -502,13 +507,18 @@ class Drafting:
         )
 
     def _decoding_of(self, policy_version: int) -> Decoding:
-        """Return the learned drafter's decoding, or the siblings' while there is no drafter or it
+        """Return the learned drafter's decoding, or the siblings' where they draft."""
+        if self._model_free is not None and self.drafts_from_siblings(policy_version):
+            return self._model_free
+        return self._own
+
+    def drafts_from_siblings(self, policy_version: int) -> bool:
+        """Return whether siblings draft under these weights: no learned drafter is there yet, or it
         is slower."""
         missing = policy_version < self._plan.first_version
-        slower = missing or self._drift(policy_version) > self._plan.siblings_faster_beyond
-        return self._model_free if self._model_free is not None and slower else self._own
+        return missing or self._drift(policy_version) > self._plan.siblings_faster_beyond
 
-    def _budget(self, sample: Sample) -> int | None:
+    def budget(self, sample: Sample) -> int | None:
         """Return DAS's window, which depends on the median of the prompt's earlier responses."""
         budget = self._speculation.budget
         if budget is None or self._lengths is None:

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -92,6 +92,8 @@ class SpotTrainer:
             (math.inf, 0.0)
         ]  # by policy version: tokens of a response, and the updates behind beyond them
         self.iterations = 0
+        # What is called with each iteration: the tokens that it trains on of each response.
+        self.on_iteration: Callable[[Sequence[int]], None] = lambda batch: None
         self.saving_s = 0.0  # during which training waited for checkpoints
         self._since_s: dict[int, float] = {}  # the start of each worker in the session
         self._counted_s = 0.0  # the time up to which the session's iterations are counted
@@ -109,6 +111,11 @@ class SpotTrainer:
         self._collected_s = 0.0  # during which the trainer copied hidden states to its hosts
         self._buffered = 0  # most tokens in the buffer
         self._look(0.0)
+
+    @property
+    def window_tokens(self) -> int | None:
+        """Last tokens of a response that an iteration trains on; None: all."""
+        return self._parameters.window_tokens
 
     def serves(self, worker: int, now_s: float) -> None:
         """Record that a worker has something to serve."""
@@ -236,6 +243,7 @@ class SpotTrainer:
             self._packed_tokens += sum(batch)
             self._padded_tokens += len(batch) * max(batch, default=0)
             self.iterations += 1
+            self.on_iteration(batch)
             if self._drafter.iterations % p.save_every_iterations == 0:
                 self._save()
             if self._drafter.iterations == p.most_iterations:

@@ -283,7 +283,7 @@ class EvaluationConfig(Section):
     version that no worker loads, the next one that is loaded"""
     at_start: bool = False
     """an evaluation of the first weights, before the first rollout"""
-    prompts: PositiveInt | None = None
+    prompts: Annotated[int, Field(gt=0, le=100_000)] | None = None
     """prompts of an evaluation, the first ones of `lengths`; all of its first step if not given"""
     samples: Annotated[int, Field(gt=0, le=1024)] | None = None
     """responses a prompt; as many as in `lengths` if not given"""

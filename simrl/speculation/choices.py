@@ -70,6 +70,12 @@ class Strategy(NamedTuple):
     topk: TreeTokens
     tokens_to_verify: TreeTokens
 
+    @property
+    def verified_tokens(self) -> int:
+        """Tokens of a sequence in a pass: all of a tree that is smaller, and the last known one."""
+        nodes = self.topk * (1 + (self.draft_depth - 1) * self.topk)
+        return min(self.tokens_to_verify, nodes + 1)
+
 
 class BegMab(Model):
     """Parameters of BEG-MAB. Strategies that verify equally many tokens are a group; the groups,

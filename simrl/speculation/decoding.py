@@ -233,7 +233,7 @@ def trees(
             [strategy.draft_depth for strategy in bandit.strategies], dtype=np.int64
         ),
         arm_nodes=np.array(
-            [strategy.tokens_to_verify - 1 for strategy in bandit.strategies], dtype=np.int64
+            [strategy.verified_tokens - 1 for strategy in bandit.strategies], dtype=np.int64
         ),
         draft_sequences=times[0].sequences,
         round_s=np.stack([arm_times.round_s for arm_times in times]),

@@ -429,7 +429,7 @@ def _siblings_faster_beyond(plan: DraftPlan, deployment: Deployment) -> float:
     arms = [
         (
             tree_log_acceptances(acceptance, strategy),
-            profile.verify_s(1, strategy.tokens_to_verify - 1, kv_tokens)
+            profile.verify_s(1, strategy.verified_tokens - 1, kv_tokens)
             + times.draft_s(1, strategy.draft_depth),
         )
         for strategy, times in zip(speculation.strategies.strategies, plan.tree_times, strict=True)

@@ -291,6 +291,7 @@ class RayCluster:
         losses = Counter[int]()  # by place
         try:
             while todo or pending:
+                _require_head()
                 most = IN_FLIGHT * max(int(ray.cluster_resources().get("CPU", 1)), 1)
                 while todo and len(pending) < most:
                     i = todo.popleft()
@@ -305,10 +306,7 @@ class RayCluster:
                             stored[digest],
                         )
                     pending[simulate.remote(points[i], points[i].code["code"], files)] = i
-                ready = ray.wait(list(pending), timeout=ANSWER_S)[0]
-                if not ready:
-                    _require_head()
-                for reference in ready:
+                for reference in ray.wait(list(pending), timeout=ANSWER_S)[0]:
                     i, outcome = pending.pop(reference), _fetched(reference)
                     if isinstance(outcome, str):
                         losses[i] += 1

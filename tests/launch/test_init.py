@@ -169,7 +169,7 @@ REFUSED = {
     "no GPUs": (("--from", "run.sh", "--gpus", "0"), "give 1 or more"),
     "a text for GPUs": (("--from", "run.sh", "--gpus", "many"), "--gpus"),
     "a negative mean": (("--from", "run.sh", "--mean-tokens", "-5"), "mean_tokens is -5"),
-    "no number": (("--from", "run.sh", "--mean-tokens", "nan"), "a finite number is needed"),
+    "no number": (("--from", "run.sh", "--mean-tokens", "nan"), "a finite number"),
     "an unknown GPU": (("--from", "run.sh", "--gpu", "banana"), "'banana'"),
     "a mean above the largest": (("--from", "run.sh", "--mean-tokens", "9999"), "mean_tokens"),
     "the script itself": (("--from", "run.sh", "-o", "run.sh"), "is there already"),

@@ -1,6 +1,7 @@
 """The command around a replay, as far as it goes without an engine."""
 
 import json
+import re
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -11,8 +12,14 @@ from simrl.errors import InputError
 from simrl.scenario.load import Choices, load_scenarios
 from simrl.simulate.prepare import prepare
 from simrl_replay import replayed
-from simrl_replay.link import engine_link
-from simrl_replay.replayed import chosen_scenario, default_folder, measure_and_show, with_workers
+from simrl_replay.link import ProcessLink, engine_link
+from simrl_replay.replayed import (
+    balance_line,
+    chosen_scenario,
+    default_folder,
+    measure_and_show,
+    with_workers,
+)
 from simrl_replay.replayer import ReplayConfig, ReplayEngines
 from simrl_replay.vllm_adapter import EngineSettings
 from tests.command_line import CommandLine
@@ -74,9 +81,10 @@ def test_more_workers_than_a_scenario_has_are_refused_before_anything_starts(
         with_workers(prepared, 99)
 
 
-def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(
-    simrl: CommandLine, monkeypatch
-):
+@pytest.fixture
+def doubles_replayed(simrl: CommandLine, monkeypatch) -> tuple[str, ...]:
+    """The arguments of a short replay, whose engine is a double."""
+
     def doubles(
         prepared, settings: EngineSettings, config: ReplayConfig, ray, logs: Path, folder
     ) -> ReplayEngines:
@@ -109,7 +117,13 @@ def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(
         "-o",
         "replayed",
     )
-    ended = simrl("replay", "scenario.yaml", *quick, *asked, "--repeats", "3")
+    return "replay", "scenario.yaml", *quick, *asked
+
+
+def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(
+    simrl: CommandLine, doubles_replayed: tuple[str, ...]
+):
+    ended = simrl(*doubles_replayed, "--repeats", "3")
     assert ended.code == 0, ended.err
     agreement = json.loads(Path("replayed/agreement.json").read_text())
     repeats, said = agreement["repeats"], " ".join(ended.out.split())
@@ -127,6 +141,27 @@ def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(
         "3",
     }
     assert simrl("explain", "replayed").code == 0  # of the first replay
+
+
+def test_a_replay_says_what_became_of_its_tokens_and_on_a_cluster_where_its_engines_are(
+    simrl: CommandLine, doubles_replayed: tuple[str, ...], monkeypatch
+):
+    monkeypatch.setattr(replayed, "connect", lambda address: None)
+    monkeypatch.setattr(ProcessLink, "place", {"node_id": "a1"})
+    facts = {"lost_nodes": ["node b (10.0.0.2, b2)"], "travels": []}
+    monkeypatch.setattr(ReplayEngines, "facts", lambda engines: facts)
+    ended = simrl(*doubles_replayed, "--ray", "local")
+    assert ended.code == 0, ended.err
+    assert (
+        "1 engine on 1 node at the end of the replay; node b (10.0.0.2, b2) was lost." in ended.out
+    )
+    assert re.search(r"^Tokens: ([\d,]+) generated = \1 trained\.$", ended.out, re.MULTILINE)
+    assert balance_line({"generated": 1200, "trained": 1000, "in_flight": 100}).startswith(
+        "Tokens: 1,200 generated = 1,000 trained + 100 in flight, which are not equal"
+    )
+    assert "--copy-weights is for the nodes of a Ray cluster" in simrl.refuses(
+        *doubles_replayed, "--copy-weights"
+    )
 
 
 def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(

@@ -170,25 +170,34 @@ def test_a_lost_nodes_samples_go_on_elsewhere_and_its_engine_comes_back_when_the
         moved = [r for r in rollouts if {s.worker for s in r.segments} == {0, 1}]
         assert moved  # with their tokens: `finish` counts them
         assert real.dispatcher.lost == [lost]
-        told = [event["message"] for event in real.happened]
-        assert told[0].startswith(f"worker {lost}: its actor or its node ") and "gone" in told[0]
+        messages = [event["message"] for event in real.happened]
+        assert (
+            messages[0].startswith(f"worker {lost}: its actor or its node ")
+            and "gone" in messages[0]
+        )
         real.env.run(until=real.env.timeout(2.0))
         assert [event["kind"] for event in real.happened] == ["died", "no room"]
         assert "had no node with 1 CPUs free" in real.happened[1]["message"]
         assert places_line([link.place for link in real.fleet.links]) == "1 engine on 1 node"
         third = cluster.add_node(num_cpus=1, object_store_memory=SHM_BYTES)
-        real.env.run(until=real.dispatcher.activated(lost))
+        back = real.dispatcher.activated(lost)  # which a schedule would not wait for alone
+        real.env.run(until=real.env.any_of([back, real.env.timeout(100.0)]))
         place = real.fleet.links[lost].place
         assert place["node_id"] == third.node_id not in ids
         assert {
             Path(t.folder).name for t in real.fleet.nodes.travels if t.node_id == third.node_id
         } == {"v0", "v1"}
-        real.finish(samples(4, 20))
-        assert eventually(
-            lambda: any(ids[lost][:6] in node for node in real.fleet.facts()["lost_nodes"])
-        )
+        rollouts = real.env.run(until=gather(real.env, real.dispatcher.submit(samples(12)[8:])))
+        assert {s.worker for r in rollouts for s in r.segments} == {0, 1}
+        assert eventually(lambda: gone(ids[lost], real.fleet))
 
 
+def gone(node_id: str, fleet: RayEngines) -> bool:
+    """Return whether the cluster has heard of a node's death, which takes it a while."""
+    return any(node_id[:6] in node for node in fleet.facts()["lost_nodes"])
+
+
+@pytest.mark.slow
 def test_a_node_with_other_versions_is_refused_in_a_line(
     two_nodes: tuple[Cluster, list[Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,9 +207,9 @@ def test_a_node_with_other_versions_is_refused_in_a_line(
         (Versions(here.code, "0.26.0"), f"has vLLM {here.vllm}, this machine has 0.26.0"),
     ):
         monkeypatch.setattr(ray_nodes, "versions", lambda other=other: other)
-        with pytest.raises(InputError, match=rf"worker 0: node .*{what}; install") as told:
+        with pytest.raises(InputError, match=rf"worker 0: node .*{what}; install") as messages:
             doubles(config, two_nodes[0], workers=1)
-        assert "\n" not in str(told.value)
+        assert "\n" not in str(messages.value)
 
 
 def test_a_cluster_that_is_too_small_is_refused_before_anything_starts() -> None:

@@ -198,8 +198,8 @@ def test_a_replay_of_agents_and_evaluations_decides_as_predicted_and_finds_the_s
     )
     assert engine["prefix_queried_tokens"] == cache["lookup_tokens"]
     assert engine["prefix_hit_tokens"] == cache["hit_tokens"] > 0
-    [found, between] = counts_beside(predicted, measured.result)
-    assert f"{cache['hit_tokens']:,} of {cache['lookup_tokens']:,} tokens" in found
+    [hits, between] = counts_beside(predicted, measured.result)
+    assert f"{cache['hit_tokens']:,} of {cache['lookup_tokens']:,} tokens" in hits
     assert "ended by the deadline: 0 (0)" in between
     agents = [each.metadata["agents"] for each in (predicted, measured.result)]
     assert agents[1]["in_tools_s"] == pytest.approx(agents[0]["in_tools_s"], rel=0.05)

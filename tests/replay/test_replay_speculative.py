@@ -11,7 +11,7 @@ import pytest
 
 from simrl.errors import InputError
 from simrl.simulate.prepare import Prepared
-from simrl.speculation.choices import Elastic
+from simrl.speculation.choices import BegMab, Elastic, Strategy
 from simrl.speculation.gates import RATES
 from simrl.speculation.windows import Aimd, Fixed, Mimd
 from simrl.trace.trace import write_trace
@@ -94,28 +94,23 @@ def test_a_draft_model_is_vllms_own_from_a_folder_and_simrl_tells_it_when_to_dra
         speculative_config(replayed_form(of("tlt"))[0], draft_folder=tmp_path)
 
 
-def test_tlt_is_replayed_with_chains_of_an_eagle_head_that_is_not_trained_and_says_so(
-    of: Of, tmp_path: Path
-) -> None:
+def test_tlt_is_replayed_with_chains_of_an_eagle_head_and_says_so(of: Of, tmp_path: Path) -> None:
     prepared, changes = replayed_form(of("tlt"))
-    assert (
-        len(changes) == 3
-        and "no trees" in changes[0]
-        and "not trained" in changes[1]
-        and "siblings" in changes[2]
-    )
+    assert len(changes) == 1 and "no trees" in changes[0]
     assert replayed_form(prepared)[1] == []
     config = speculative_config(prepared, draft_folder=folder_of("EagleLlamaForCausalLM", tmp_path))
     assert config == {"method": "eagle", "model": str(tmp_path), "num_speculative_tokens": 10}
     setup = drafter_setup(prepared)
     assert setup is not None and setup.gate == Elastic(threshold=32, patience=10)
-    assert setup.levels_from_batch == (
-        (1, 10),
-        (2, 8),
-        (5, 6),
-        (21, 4),
-    )  # the depths of the deepest trees
-    check_replayable(prepared, ReplayConfig(Path("model")))
+    assert setup.bandit is not None and setup.most_tokens == 10
+    assert setup.bandit.strategies[:2] == (
+        (10, 1, 64),
+        (6, 1, 64),
+    )  # of one bucket: of trees as deep
+    assert [arm.verified_tokens for arm in setup.bandit.strategies[:2]] == [11, 7]
+    check_replayable(prepared, ReplayConfig(Path("model"), draft_model=tmp_path))
+    with pytest.raises(InputError, match="heads of the form EagleLlamaForCausalLM, not none"):
+        check_replayable(prepared, ReplayConfig(Path("model")))
     with pytest.raises(
         InputError, match="'eagle' is none; an EAGLE head; name its folder with --draft-model"
     ):
@@ -188,13 +183,13 @@ def test_a_drafter_asks_for_no_number_of_ranks(of: Of) -> None:
 @pytest.mark.parametrize(
     ("method", "remedy"),
     [
-        ("tlt", r"not trees; give chains of d tokens as strategies \(d, 1, d \+ 1\)"),
-        ({"name": "specactor", "model": "qwen2.5-0.5b"}, "decoupled: false"),
-        ({**COUPLED, "disaggregated": True}, "without disaggregated"),
+        ("tlt", "not trees; give chains, strategies with a topk of 1"),
+        ({**COUPLED, "disaggregated": True}, "leave out disaggregated"),
         ("spec_rl", "choose histospec"),
-        ("das", "choose histospec"),
-        ({"name": "draft_model", "gate": "batch"}, "leave out gate and window"),
-        ({"name": "draft_model", "window": {"kind": "aimd"}}, "leave out gate and window"),
+        (
+            "efficient_rollout",
+            "a toggle and its ladder of draft tokens are not replayed; choose gate",
+        ),
     ],
 )
 def test_what_no_engine_does_is_refused_with_a_remedy(
@@ -296,44 +291,102 @@ def test_evaluations_have_room_and_follow_no_tokens_of_another_trace(of: Of) -> 
         check_replayable(one, replace(config, recorded_tokens=True))
 
 
-def test_vllms_own_drafter_rests_until_few_requests_are_left_and_drafts_by_their_number() -> None:
-    """A pass that prefills is not counted; when it starts, all running requests compute their caches again."""
-    proposer = Proposer(10, 512)
-    chains = ((1, 10), (2, 6))
-    assert proposer.levels(2) is None  # it is vLLM's own affair
-    proposer.configure(
-        DrafterSetup(
-            "engine", Fixed(tokens=8), Elastic(threshold=2, patience=2), levels_from_batch=chains
-        )
-    )
-    for name in "abc":
-        proposer.begins(name, 0, (1, 2), ())
-    known = {name: 2 for name in "abc"}
+class Model:
+    """A draft model of vLLM's, whose calls are kept."""
 
-    def step(names: str, prefill: bool = False, accepted: int = 0) -> int | None:
-        levels = proposer.levels(len(names))
-        batch = [
-            Ran(name, known[name], 0 if prefill else known[name] - 1, 4 if accepted else 0, 100)
-            for name in names
-        ]
-        assert proposer.propose(batch, [[7] * (accepted + 1) for _ in names]) == {}
+    def __init__(self) -> None:
+        self.calls: list[int] = []
+        self.names = ""
+
+    def __call__(self, tokens: int) -> dict[str, list[int]]:
+        self.calls.append(tokens)
+        return {name: [7] * tokens for name in self.names}
+
+
+class Live:
+    """A proposer with a draft model, whose drafts are accepted as far as a test says."""
+
+    def __init__(self, names: str, setup: DrafterSetup) -> None:
+        self.model = Model()
+        self.proposer = Proposer(32, 512, self.model)
+        self.proposer.configure(setup)
+        self.proposer.restarts = False
         for name in names:
-            known[name] += accepted + 1
-        return levels
+            self.proposer.begins(name, 0, (1, 2), ())
+        self.known = dict.fromkeys(names, 2)
+        self.drafts: dict[str, list[int]] = {}
 
-    assert [step("abc", prefill=True), step("abc"), step("ab")] == [
-        0,
-        0,
-        0,
-    ] and not proposer.restarts
-    assert step("ab") == 0 and proposer.restarts
+    def step(
+        self, names: str, accepted: int = 0, prefill: bool = False, seconds: float = 1.0
+    ) -> dict[str, int]:
+        """Run a pass; return the length of each draft for the next one."""
+        self.model.names = names
+        has = {name: len(self.drafts.get(name, ())) for name in names}
+        batch = [
+            Ran(name, known, 0 if prefill else known - 1, has[name], 200)
+            for name in names
+            for known in [self.known[name]]
+        ]
+        sampled = [[7] * (min(accepted, has[name]) + 1) for name in names]
+        self.drafts = self.proposer.propose(batch, sampled, seconds)
+        for name, tokens in zip(names, sampled, strict=True):
+            self.known[name] += len(tokens)
+        return {name: len(draft) for name, draft in self.drafts.items()}
+
+
+def test_a_draft_model_drafts_the_longest_window_and_each_request_takes_its_own() -> None:
+    live = Live("ab", DrafterSetup("engine", Aimd(most_tokens=8)))
+    assert live.step("ab", prefill=True) == {"a": 2, "b": 2}
+    assert live.step("ab", accepted=2) == {"a": 4, "b": 4}
+    live.drafts["b"] = [7, 7, 7, 8]
+    assert live.step("a", accepted=4) == {"a": 6}
+    assert live.step("ab", accepted=4) == {"a": 2, "b": 4}  # two of six tokens were wrong
+    assert live.model.calls == [2, 4, 6, 4]
+
+
+def test_a_batch_gate_lets_a_draft_model_only_keep_its_cache_and_opens_for_a_smaller_batch() -> (
+    None
+):
+    live = Live("abc", DrafterSetup("engine", Fixed(tokens=4), (2,) * RATES))
+    assert live.step("abc", prefill=True) == {"a": 0, "b": 0, "c": 0}
+    assert live.model.calls == [0]
+    live.proposer.ends("c")  # an abort: the gate opens for the very next pass
+    assert live.proposer.stale
+    assert {name: len(draft) for name, draft in live.proposer.redraft().items()} == {
+        "a": 4,
+        "b": 4,
+    }
+    assert live.proposer.redraft() == {}  # what it has drafted stays
+    assert live.model.calls == [0, 4]
+
+
+def test_a_bandit_chooses_the_depth_of_a_draft_models_chains_from_measured_rewards() -> None:
+    """The one of two chains, each tried once, that gave more tokens a second drafts on."""
+    arms = (Strategy(10, 1, 64), Strategy(4, 1, 64))
+    bandit = BegMab(strategies=arms, batch_thresholds=(1,), epsilon=0.0, rule="paper")
+    live = Live("a", DrafterSetup("engine", Fixed(tokens=8), bandit=bandit))
+    first = live.step("a", prefill=True)["a"]
+    second = live.step("a", accepted=4, seconds=1.0 if first == 4 else 4.0)["a"]
+    assert {first, second} == {4, 10}
+    chosen = [live.step("a", accepted=4, seconds=1.0 if second == 4 else 4.0)["a"]]
+    chosen += [live.step("a", accepted=4)["a"] for _ in range(5)]
+    assert chosen == [4] * 6 and live.model.calls == [first, second, *chosen]
+
+
+def test_vllms_own_drafter_rests_until_few_requests_are_left() -> None:
+    """A pass that prefills is not counted; when it starts, all running requests compute their caches again."""
+    live = Live("abc", DrafterSetup("engine", Fixed(tokens=8), Elastic(threshold=2, patience=2)))
+    proposer = live.proposer
+    none = {"a": 0, "b": 0}
+    assert live.step("abc", prefill=True) == live.step("abc") == {**none, "c": 0}
+    assert live.step("ab") == none and not proposer.restarts
+    assert live.step("ab") == none and proposer.restarts and not live.model.calls
     proposer.restarts = False
-    assert (
-        step("ab", prefill=True) == 6
-        and step("ab", accepted=3) == 6
-        and step("a", accepted=2) == 10
-    )
-    assert proposer.counts("a") == DraftCounts(8, 5, 2, 7) and proposer.counts("c") == DraftCounts()
+    assert live.step("ab", prefill=True) == {"a": 8, "b": 8}
+    assert live.step("ab", accepted=3) == {"a": 8, "b": 8}
+    assert live.step("a", accepted=2) == {"a": 8}
+    assert proposer.counts("a") == DraftCounts(16, 5, 2, 7)
+    assert proposer.counts("c") == DraftCounts()
     proposer.new_rollout()
-    assert proposer.levels(1) == 0 and proposer.redraft() == {"a": [], "b": [], "c": []}
-    assert step("a") == 0
+    assert proposer.redraft() == {"a": [], "b": [], "c": []}
+    assert live.step("a") == {"a": 0} and live.model.calls == [8] * 3

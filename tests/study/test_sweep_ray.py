@@ -21,7 +21,7 @@ from simrl.study.grid import vary  # noqa: E402
 from simrl.study.point import Point  # noqa: E402
 from simrl.study.sweep import SweepPlan, plan, run  # noqa: E402
 from simrl.trace.trace import write_trace  # noqa: E402
-from tests.command_line import ROOT, SCENARIO, contents  # noqa: E402
+from tests.command_line import ROOT, SCENARIO, CommandLine, contents  # noqa: E402
 from tests.helpers import trace  # noqa: E402
 from tests.replay.test_replay_faults import eventually  # noqa: E402
 
@@ -110,3 +110,29 @@ def test_a_node_without_the_same_simrl_stops_the_sweep_with_a_line(
             ) as told:
                 list(executor.outcomes([one]))
             assert "\n" not in str(told.value)
+
+
+@pytest.mark.slow
+def test_a_sweep_whose_cluster_loses_its_head_ends_in_a_line_and_another_goes_on_from_its_points(
+    simrl: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    sweep = ("sweep", "scenario.yaml", "seed=0..59", "steps=200", "systems=verl_colocated")
+    with two_nodes() as (cluster, _):
+        process = simrl.start(*sweep, "-o", "there", "--ray", cluster.address)
+        assert eventually(lambda: kept(simrl.folder / "there") > 3, 60.0)
+        cluster.head_node.kill_all_processes(check_alive=False, allow_graceful=False)
+        _, err = process.communicate(timeout=90.0)
+    lines = [line for line in err.splitlines() if line.startswith("simrl: ")]
+    assert process.returncode == 2, err
+    assert len(lines) == 1 and "the head of the cluster at" in lines[0] and "are kept" in lines[0]
+    before = kept(simrl.folder / "there")
+    assert 3 < before < 60 and not (simrl.folder / "there" / "table").exists()
+    assert simrl(*sweep, "-o", "there", "--jobs", "1").code == 0
+    assert simrl(*sweep, "-o", "here", "--jobs", "1").code == 0
+    assert contents(simrl.folder / "there" / "table") == contents(simrl.folder / "here" / "table")
+
+
+def kept(folder: Path) -> int:
+    """Return the number of points that a sweep has kept."""
+    return len(list((folder / "points").rglob("*.json")))

@@ -80,7 +80,7 @@ class InTraining:
         self._scored = score(self.model, batch, at, self._past, self._config)
 
     def train(self, minibatches: int | None = None) -> UpdateStats:
-        """Make the optimizer's steps on the batch scored last, in so many mini-batches (None: the
+        """Make the optimizer's steps on the batch scored last, in this number of mini-batches (None: the
         configuration's)."""
         assert self._scored is not None
         config, scored = self._config, self._scored

@@ -123,7 +123,7 @@ def sweep_figure(
 
 def _labels(values: Sequence[Any]) -> list[str]:
     """Return the values of a key as labels along an axis."""
-    return [plain(shown_value(value)) for value in values]
+    return [f"{v:g}" if isinstance(v, float) else plain(shown_value(v)) for v in values]
 
 
 def _lines(
@@ -253,6 +253,7 @@ def search_figure(answer: Answer) -> Picture:
     axes.scatter(
         choice.staleness, choice.row["samples_per_s"], 220, linewidths=1.5, zorder=4, **ring
     )
+    axes.margins(x=0.08, y=0.15)  # room for the ring
     axes.set(xlabel=UNITS["off_policyness_mean"], ylabel=UNITS["samples_per_s"], ylim=(0, None))
     axes.set_title(
         "edged: none beats it in throughput, staleness and cost",
@@ -260,7 +261,6 @@ def search_figure(answer: Answer) -> Picture:
         color=INK,
         loc="left",
     )
-    axes.margins(x=0.08)
     quiet(axes, grid="both")
     figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
     return figure

@@ -80,13 +80,19 @@ class Sweep(View):
         return frame(self.swept.rows)
 
     def figure(
-        self, value: str = "samples_per_s", x: str | None = None, y: str | None = None
+        self,
+        value: str = "samples_per_s",
+        x: str | None = None,
+        y: str | None = None,
+        band: str | None = None,
     ) -> Picture:
         """Draw a column over the keys that vary: lines over one (`x`), a map over two (`x` and
-        `y`). Raise `InputError` for a key that does not vary."""
+        `y`). With `band`, a key such as "seed", lines are means over its values, between the least
+        and the largest; bars add simrl's error of a step. Raise `InputError` for a key that does
+        not vary."""
         from simrl.show.figures.sweep import sweep_figure
 
-        return sweep_figure(self.swept.rows, self.plan.keys, value, x, y)
+        return sweep_figure(self.swept.rows, self.plan.keys, value, x, y, band)
 
     def save(self, folder: str | Path) -> Path:
         """Write the files of `simrl sweep` and return the folder; a repeated sweep in this folder

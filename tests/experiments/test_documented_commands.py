@@ -92,8 +92,8 @@ COMMANDS = {
         "--small", "experiments/history_memory.png", changes=((" --data ../shared/data", ""),)
     ),
     "python experiments/notebooks/execute.py --renew": Small(
-        "experiments/notebooks/1_systems.ipynb",
-        "experiments/notebooks/1_systems.ipynb",
+        "experiments/notebooks/4_predicted_and_measured.ipynb",
+        "experiments/notebooks/4_predicted_and_measured.ipynb",
         needs="nbclient",
     ),
     "python experiments/published/conditioned.py": Small(

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -29,8 +30,8 @@ def shown(path):
     return re.sub(r"<[^>]*>", " ", " ".join(texts))
 
 
-def test_there_are_four_and_the_readme_has_them():
-    assert len(NOTEBOOKS) == 4
+def test_there_are_five_and_the_readme_has_them():
+    assert len(NOTEBOOKS) == 5
     assert re.findall(r"\((\w+\.ipynb)\)", (FOLDER / "README.md").read_text()) == [
         path.name for path in NOTEBOOKS
     ]
@@ -56,9 +57,20 @@ class TestANotebook:
             place in text for place in ("/work/", "/tmp/", "/home/", "/root/", 'execution": {')
         )
 
-    def test_uses_the_api_alone(self, path):
+    def test_begins_with_the_lesson_and_ends_with_a_try(self, path):
+        prose = ["".join(cell["source"]) for cell in cells(path, "markdown")]
+        assert "**You learn**" in prose[0] and "## Try it" in prose[-1]
+        kinds = [cell["cell_type"] for cell in json.loads(path.read_text())["cells"]]
+        assert kinds[0] == kinds[-1] == "markdown"
+
+    def test_names_the_kinds_of_its_figures(self, path):
+        prose = "\n".join("".join(cell["source"]) for cell in cells(path, "markdown"))
+        assert {"measured", "derived", "assumed"} <= set(re.findall(r"\w+", prose))
+
+    def test_imports_simrl_pandas_and_the_standard_library_alone(self, path):
         source = "\n".join("".join(cell["source"]) for cell in cells(path, "code"))
-        assert set(re.findall(r"^(?:import|from) (\S+)", source, re.M)) <= {"simrl", "pandas"}
+        rooms = {name.split(".")[0] for name in re.findall(r"^(?:import|from) (\S+)", source, re.M)}
+        assert rooms <= {"simrl", "pandas", *sys.stdlib_module_names}
 
     def test_says_only_factors_and_shares_that_it_shows(self, path):
         """Factors (4.37×) and shares with a decimal place (12.3 %) of the prose stand in the outputs."""

@@ -312,6 +312,25 @@ def test_the_legend_of_many_lines_of_a_sweep_covers_none_of_them() -> None:
     )
 
 
+def test_a_band_spans_the_seeds_and_the_bars_add_the_error_of_a_step() -> None:
+    keys = ["system.name", "cluster.gpus", "seed"]
+    rows = [
+        dict(zip(keys, at, strict=True)) | {"samples_per_s": 10.0 * at[2], "train_idle": 0.1}
+        for at in product(("areal", "split"), (16, 32), (1, 2, 3))
+    ]
+    figure = sweep_figure(rows, keys, "samples_per_s", x="cluster.gpus", band="seed")
+    axes = figure.axes[0]
+    bands, bars = axes.collections[0], axes.collections[1]
+    assert list(axes.lines[0].get_ydata()) == [20, 20] and inside(figure)
+    assert set(bands.get_paths()[0].vertices[:, 1]) == {10, 30}
+    assert np.allclose(bars.get_segments()[0][:, 1], [10 * 0.85, 30 * 1.15])
+    assert "15%" in axes.get_title(loc="left")
+    with pytest.raises(InputError, match="leave y out"):
+        sweep_figure(rows, keys, "samples_per_s", x="cluster.gpus", y="system.name", band="seed")
+    with pytest.raises(InputError, match="band='model'"):
+        sweep_figure(rows, keys, "samples_per_s", x="cluster.gpus", band="model")
+
+
 def test_a_map_has_a_bar_that_names_its_colours_and_axes_in_words() -> None:
     keys = ["system.name", "system.rollout_share", "cluster.gpus", "engine.block_size"]
     rows = [

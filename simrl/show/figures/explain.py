@@ -75,5 +75,5 @@ def _bars(title: str, bars: Sequence[tuple[str, float, str]]) -> tuple[Picture, 
     axes.set_xlabel("GPU-seconds a trained sample", color=INK)
     axes.tick_params(length=0, colors=INK)
     axes.spines[:].set_visible(False)
-    axes.set_title(plain(title), loc="left", color=INK)
+    figure.suptitle(plain(title), x=0.01, ha="left", fontsize="large", color=INK)
     return figure, axes

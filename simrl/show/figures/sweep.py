@@ -18,6 +18,7 @@ from matplotlib.patches import Rectangle
 from simrl.errors import InputError, meant, refuse
 from simrl.show.style import BLACK, INK, PAPER, SERIES, Picture, plain, quiet
 from simrl.show.text import grouped, shown_value
+from simrl.study.model_error import STEP_ERROR
 
 if TYPE_CHECKING:
     from simrl.study.answer import Answer
@@ -56,21 +57,28 @@ AXES = {  # what varies, in words; other keys stand for themselves
     "training.mfu": "model FLOPs utilisation of training",
     "workload.synthetic.mean_tokens": "mean response length in tokens",
     "workload.synthetic.group": "responses of a prompt",
+    "seed": "seeds",
+    "speculation.acceptance_factor": "factor on the acceptance of drafts",
 }
 SMALLER_IS_BETTER = UNITS.keys() - {"samples_per_s", "tokens_per_s", "occupancy", "speedup"}
 
 
 def sweep_figure(
-    rows: Sequence[Row], keys: Sequence[str], value: str, x: str | None = None, y: str | None = None
+    rows: Sequence[Row],
+    keys: Sequence[str],
+    value: str,
+    x: str | None = None,
+    y: str | None = None,
+    band: str | None = None,
 ) -> Picture:
     """Draw `value` over the keys `x` and, if given, `y`; by default over the keys with the most
-    values.
+    values. Lines are the means over the key `band`, between its least and its largest value.
 
     Raises `InputError` for a key that does not vary, a column that holds no numbers, and more than
     `MOST_PANELS` panels.
     """
     values = {key: _values(rows, key) for key in keys}
-    varied = [key for key in keys if len(values[key]) > 1]
+    varied = [key for key in keys if len(values[key]) > 1 and key != band]
     varied.sort(key=lambda key: (key == "system.name", -len(values[key])))
     for name, key in (("x", x), ("y", y)):
         if key is not None and key not in varied:
@@ -81,25 +89,31 @@ def sweep_figure(
     refuse(
         (not varied, "nothing varies in this sweep; give a key more than one value to draw it"),
         (
+            band is not None and (y is not None or len(values.get(band, ())) < 2),
+            f"band={band!r}: lines have a band, over a key with several values; leave y out",
+        ),
+        (
             not any(isinstance(row.get(value), int | float) for row in rows),
             f"value={value!r}: no column of numbers{meant(value, UNITS)}; draw one of {', '.join(UNITS)}",
         ),
     )
     x = x or next(key for key in varied if key != y)
-    if y is None and len(varied) > 2:
+    if y is None and band is None and len(varied) > 2:
         y = next((key for key in varied if key not in (x, "system.name")), None)
     rest = [key for key in varied if key not in (x, y)]
     groups = grouped(
         (
             ", ".join(
-                ("" if key == "system.name" else f"{key}=") + shown_value(row[key]) for key in rest
+                ("" if key == "system.name" else f"{key}=") + shown_value(row[key])
+                for key in rest
+                if row[key] is not None
             ),
             row,
         )
         for row in rows
     )
     if y is None:
-        return _lines(groups, x, values[x], value)
+        return _lines(groups, x, values[x], value, band)
     if len(groups) > MOST_PANELS:
         raise InputError(
             f"{len(groups)} panels, one each of {', '.join(rest)}: more than {MOST_PANELS}; choose x and y, or rows"
@@ -109,21 +123,38 @@ def sweep_figure(
 
 def _labels(values: Sequence[Any]) -> list[str]:
     """Return the values of a key as labels along an axis."""
-    return [plain(shown_value(value)) for value in values]
+    return [f"{v:g}" if isinstance(v, float) else plain(shown_value(v)) for v in values]
 
 
-def _lines(groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value: str) -> Picture:
+def _lines(
+    groups: Mapping[str, Sequence[Row]], x: str, at: Sequence[Any], value: str, band: str | None
+) -> Picture:
     figure = Picture(9.0, max(3.8, 0.4 + 0.21 * len(groups)), layout="constrained")
     axes = figure.subplots()
+    error = STEP_ERROR if value in ("samples_per_s", "tokens_per_s", "step_s") else 0.0
     for i, (name, group) in enumerate(groups.items()):
-        known = sorted((at.index(row[x]), row[value]) for row in group if row[value] is not None)
-        places, measures = zip(*known, strict=True) if known else ((), ())
-        axes.plot(places, measures, "o-", color=SERIES[i % len(SERIES)], label=plain(name) or None)
+        known = grouped((at.index(row[x]), row[value]) for row in group if row[value] is not None)
+        places, color = sorted(known), SERIES[i % len(SERIES)]
+        ends = [(min(known[p]), np.mean(known[p]), max(known[p])) for p in places]
+        least, mean, most = np.reshape(ends, (-1, 3)).T
+        axes.plot(places, mean, "o-", color=color, label=plain(name) or None)
+        if band is not None:
+            axes.fill_between(places, least, most, color=color, alpha=0.25, linewidth=0)
+            bars = mean - least * (1 - error), most * (1 + error) - mean
+            axes.errorbar(places, mean, bars, fmt="none", ecolor=color, elinewidth=0.8, capsize=3)
     axes.set_xticks(range(len(at)), _labels(at))
     axes.set(xlabel=plain(AXES.get(x, x)), ylabel=UNITS.get(value, value), ylim=(0, None))
+    if band is not None:
+        axes.set_title(
+            plain(f"points: mean; bands: {AXES.get(band, band)}")
+            + f"; bars: these ± {error:.0%}, the median error of a step" * (error > 0),
+            fontsize="small",
+            color=INK,
+            loc="left",
+        )
     if any(groups):
         figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
-    quiet(axes)
+    quiet(axes, y="{x:,g}")
     return figure
 
 
@@ -222,6 +253,7 @@ def search_figure(answer: Answer) -> Picture:
     axes.scatter(
         choice.staleness, choice.row["samples_per_s"], 220, linewidths=1.5, zorder=4, **ring
     )
+    axes.margins(x=0.08, y=0.15)  # room for the ring
     axes.set(xlabel=UNITS["off_policyness_mean"], ylabel=UNITS["samples_per_s"], ylim=(0, None))
     axes.set_title(
         "edged: none beats it in throughput, staleness and cost",
@@ -229,7 +261,6 @@ def search_figure(answer: Answer) -> Picture:
         color=INK,
         loc="left",
     )
-    axes.margins(x=0.08)
     quiet(axes, grid="both")
     figure.legend(loc="outside right upper", frameon=False, fontsize="small", labelcolor=INK)
     return figure

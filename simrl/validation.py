@@ -21,7 +21,7 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, ErrorDetails, PydanticCustomError
 
-from simrl.errors import InputError, meant
+from simrl.errors import InputError, brief, meant
 
 M = TypeVar("M", bound=BaseModel)
 LARGEST_WHOLE = 10**12  # sums of a million of them fit 64 bits
@@ -101,17 +101,24 @@ def bounded(value: Any, least: float | None = None, most: float | None = None) -
         largest = LARGEST_WHOLE if isinstance(value, int) else LARGEST
         low, high = -largest if least is None else least, largest if most is None else most
         if not low <= value <= high:  # NaN is refused, too
-            raise ValueError(
-                f"give {f'{high} or less' if value > high else f'{low} or more'}, a finite number"
-            )
+            bound = f"{high} or less, " if value > high else ""
+            bound = f"{low} or more, " if value < low else bound
+            raise ValueError(f"give {bound}a finite number")
     elif isinstance(value, str | list | tuple | dict):
         longest = LONGEST_TEXT if isinstance(value, str) else MOST_VALUES
         if len(value) > longest:
             raise ValueError(
                 f"at most {longest} {'characters' if isinstance(value, str) else 'values'} fit"
             )
-        for inner in () if isinstance(value, str) else value:
-            bounded(inner if not isinstance(value, dict) else [inner, value[inner]])
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                try:
+                    bounded([key, inner])
+                except ValueError as error:
+                    raise ValueError(f"{brief(str(key))} is {brief(str(inner))}: {error}") from None
+        elif not isinstance(value, str):
+            for inner in value:
+                bounded(inner)
     return value
 
 

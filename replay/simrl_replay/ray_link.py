@@ -195,7 +195,9 @@ class RayLink:
         except (InputError, StoppedError, OSError) as error:
             self._report([Failed(str(error), "")])
         except self._ray.exceptions.RayError as error:
-            self._report([Failed(_not_up(error), "")])
+            # One that takes a lost one's place may get the dying node: the end of the line tells.
+            if not (self._again and isinstance(error, self._ray.exceptions.ActorDiedError)):
+                self._report([Failed(_not_up(error), "")])
         else:
             self.place = node._asdict()
             return True

@@ -3,7 +3,6 @@ two-tier scheduling."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Annotated, cast, get_args
 
@@ -102,12 +101,6 @@ def allocate(
             f"--sub-batches {sub_batches}: choose {' or '.join(get_args(SubBatches))}",
         ),
     )
-    for option, value in {
-        "--train-seconds": train_seconds,
-        "--accept-length": accept_length,
-        "--precision-seconds": precision_seconds,
-    }.items():
-        refuse((not math.isfinite(value), f"{option} {value}: give a finite number"))
     of_worker = read_profile(profile)
     allocation = allocate_step(
         read_trace(trace),

@@ -230,7 +230,7 @@ def read_result(folder: str | Path) -> Result:
         )
     seals = metadata.pop("tables", None)
     for name in TABLES if metadata.pop("sha256", None) and seals else ():
-        if seal_of(folder / f"{name}.parquet") != seals.get(name):
+        if seal_of(folder / f"{name}.parquet") not in (None, seals.get(name)):
             raise InputError(
                 f"{folder}/{name}.parquet: belongs to another run than {METADATA_FILE}; simulate "
                 "again, or bring the files of one run together"

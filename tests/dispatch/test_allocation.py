@@ -663,7 +663,7 @@ def test_prompts_without_history_are_left_out_and_it_is_said(simrl, allocate):
         (("--workers", "12", "--groups", "4", "-o", "picture.doc"), "use .png, .pdf or .svg"),
         (
             ("--workers", "12", "--groups", "4", "--train-seconds", "inf"),
-            "--train-seconds inf: give a finite number",
+            "--train-seconds=inf: give 1e+18 or less, a finite number",
         ),
         (("--workers", "12", "--groups", "4", "--max-num-seqs", "4096"), None),
     ],

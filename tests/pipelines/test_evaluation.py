@@ -167,8 +167,11 @@ def test_an_evaluation_set_has_its_own_lengths_and_repeats_its_prompts():
     [
         ("verl_colocated", {"when": "beside_training"}, "use when: between_steps"),
         ("laminar", {}, "training.evaluate_every"),
-        ("verl_colocated", {"prompts": 10**9}, "samples; stay under 100,000,000"),
-        ("verl_colocated", {"samples": 10**9}, "samples; stay under 100,000,000"),
+        (
+            "verl_colocated",
+            {"prompts": 100_000, "samples": 1024},
+            "samples; stay under 100,000,000",
+        ),
         ({"name": "areal", "dispatch": "programs"}, {}, "between steps; use when: beside_training"),
         ({"name": "areal", "adapt_split_every": 2}, {}, "moves GPUs by adapt_split_every 2"),
         ("verl_colocated", {"prefer": "train"}, "evaluation.prefer is train"),

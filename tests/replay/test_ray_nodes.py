@@ -166,7 +166,7 @@ def test_a_lost_nodes_samples_go_on_elsewhere_and_its_engine_comes_back_when_the
         ids = [link.place["node_id"] for link in real.fleet.links]
         lost = ids.index(nodes[1].node_id)
         real.at(0.5, lambda: cluster.remove_node(nodes[1], allow_graceful=False))
-        rollouts = real.finish(samples(8, 200))
+        rollouts = real.finish(samples(8, 1000))
         moved = [r for r in rollouts if {s.worker for s in r.segments} == {0, 1}]
         assert moved  # with their tokens: `finish` counts them
         assert real.dispatcher.lost == [lost]
@@ -176,8 +176,12 @@ def test_a_lost_nodes_samples_go_on_elsewhere_and_its_engine_comes_back_when_the
             and "gone" in messages[0]
         )
         real.env.run(until=real.env.timeout(2.0))
-        assert [event["kind"] for event in real.happened] == ["died", "no room"]
-        assert "had no node with 1 CPUs free" in real.happened[1]["message"]
+        kinds = [event["kind"] for event in real.happened]
+        assert list(dict.fromkeys(kinds)) == [
+            "died",
+            "no room",
+        ]  # the new one may die with the node
+        assert "had no node with 1 CPUs free" in real.happened[-1]["message"]
         assert places_line([link.place for link in real.fleet.links]) == "1 engine on 1 node"
         third = cluster.add_node(num_cpus=1, object_store_memory=SHM_BYTES)
         back = real.dispatcher.activated(lost)  # which a schedule would not wait for alone

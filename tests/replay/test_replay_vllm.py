@@ -643,10 +643,10 @@ def test_an_engine_of_two_processes_generates_drafts_for_both_loads_and_ends_wit
         history = DrafterSetup("history", Fixed(tokens=4))
         link.send([DraftCall("configure", (history,)), DraftCall("learn", (0, 0, [plain]))])
         link.send([DraftCall("wait_learnt", ())])
-        again, (drafted, accepted, verifications, verified) = generate(46)
+        again, (drafted, accepted, verifications, verified, ahead) = generate(46)
     finally:
         link.kill()
-    assert nothing == (0, 0, 0, 0) and again == plain and len(plain) == 46
+    assert nothing == (0, 0, 0, 0, 0) and again == plain and len(plain) == 46 and ahead == 0
     assert (
         verifications > 5
         and drafted >= accepted > 20
@@ -727,7 +727,7 @@ def test_tlts_head_is_trained_between_rollouts_and_drafts_better_in_the_next(mod
     """The simulated spot trainer says when and on what; a load of weights brings the head to all engines."""
     write_trace(a_trace(steps=2, prompts=2, tokens=120), tmp_path / "trace.parquet")
     head = make_drafter(models[0], tmp_path / "head", eagle=True)
-    training = "training: {every_updates: 1, iteration_s: 0.02, most_iterations: 30}"
+    training = "training: {every_updates: 1, iteration_s: 0.004, most_iterations: 30}"
     drafts = f"{{name: tlt, threshold: 8, patience: 2, model_free_if_slower: false, {training}}}"
     text = scenario(models[0], tmp_path, steps=2).replace("gpus: 3", "gpus: 2")
     text = text.replace("[one_step_off]", f"[{{name: tlt, speculation: {drafts}}}]")
@@ -745,7 +745,7 @@ def test_tlts_head_is_trained_between_rollouts_and_drafts_better_in_the_next(mod
         measured = replay(prepared, fleet, config)
     assert measured.stopped is None
     first = measured.result.metadata["replay"]["drafter_training"][0]
-    assert first["version"] == 1 and 1 <= first["iterations"] <= 30
+    assert first["version"] == 1 and 2 <= first["iterations"] <= 30
     assert first["agreement"][1] > first["agreement"][0] and first["loss"][1] < first["loss"][0]
     lengths = accept_lengths(measured.result)
     assert lengths[1] > lengths[0] >= 1.0

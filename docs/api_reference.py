@@ -17,7 +17,12 @@ import pdoc.render
 import simrl
 
 # These import torch or vLLM, which a base install does not have.
-ENGINES = ("!simrl_replay.grpo", "!simrl_replay.vllm_adapter", "!simrl_replay.random_model")
+ENGINES = (
+    "!simrl_replay.grpo",
+    "!simrl_replay.random_model",
+    "!simrl_replay.trained",
+    "!simrl_replay.vllm_adapter",
+)
 # simrl's `__all__` is what `import simrl` is for; the modules are named, as pdoc would leave them out.
 MODULES = (
     "simrl",

@@ -59,6 +59,12 @@ ELSEWHERE = {
     "simrl replay experiments/replay_cpu.yaml": (
         "needs vLLM and a profile of the machine, and no two replays take equal times", "vLLM 0.32 in November 2026",
     ),
+    "simrl replay my_scenario.yaml": (
+        "needs vLLM and a cluster", "two and three Ray nodes on one machine",
+    ),
+    "simrl replay experiments/replay_agents.yaml": (
+        "needs vLLM and a profile of the machine, and no two replays take equal times", "vLLM 0.32 in November 2026",
+    ),
     "simrl replay experiments/train_cpu.yaml": (
         "needs vLLM, torch and a profile of the machine, and no two updates take equal times", "vLLM 0.32 in November 2026",
     ),

@@ -9,6 +9,10 @@ one without (on a GPU it runs outside of full graphs). They follow from W(m, c) 
 P(m) over m, then `sampled` from W, `dense` from D up to the largest batch, and from P beyond.
 Attention is the time of a pass beyond an equal pass at the smallest context.
 
+A pass that verifies drafts samples more positions than it has sequences. What it takes less than
+`sampled` of all of them is an engine's work for each sequence: it moves into the time of decoding
+sequences and into `request`, and D, P and W stay.
+
 Invariant: a number follows from measured passes of its own kinds, by the formulas above, and from
 nothing else. Every table is non-decreasing and reaches the engine's limits; beyond the measured
 range it is extrapolated linearly.
@@ -116,7 +120,8 @@ def fit(points: Sequence[MeasuredPass], between_s: float, reach: Reach) -> tuple
         attention_s=prefill_s[:, :, None, None] + attention_s[None, None, :, :],
         between_passes_s=between_s,
     )
-    return tables, request_s
+    sequence_s = _sequence_s(points, tables)
+    return _with_sequences(tables, sequence_s), request_s + sequence_s
 
 
 def predicted_s(tables: Tables, shape: Shape, request_s: float = 0.0) -> float:
@@ -204,6 +209,30 @@ def _sampled(several: Floats, rise_s: Floats, most: int) -> tuple[Floats, Floats
     rise_s = settled(np.maximum(rise_s, 0.0))
     one_s = rise_s[-1] / (several[-1] - 1)
     return _reaching(np.r_[0.0, 1.0, several], np.r_[0.0, one_s, one_s + rise_s], most)
+
+
+def _sequence_s(points: Sequence[MeasuredPass], tables: Tables) -> float:
+    """Return the part of `sampled` [s] that verified positions do not have: what passes with drafts
+    take less than these tables say, for each drafted token, beside a round's time of a sequence."""
+    from scipy.optimize import nnls
+
+    drafted = [p for p in points if p.shape.draft_tokens]
+    if not drafted:
+        return 0.0
+    sequences = np.array([p.shape.sequences for p in drafted], dtype=float)
+    tokens = sequences * [p.shape.draft_tokens for p in drafted]
+    less_s = np.array([predicted_s(tables, p.shape) - p.seconds for p in drafted])
+    return float(nnls(np.stack([tokens, -sequences], axis=1), less_s)[0][0])
+
+
+def _with_sequences(tables: Tables, sequence_s: float) -> Tables:
+    """Return tables of equal decode steps, in which `sequence_s` of sampling belongs to sequences."""
+    positions = tables.sampled_sequences
+    sampled_s = settled(np.maximum(tables.sampled_s - sequence_s * positions, 0.0))
+    moved_s = np.interp(tables.decode_sequences, positions, tables.sampled_s - sampled_s)
+    return tables._replace(
+        sampled_s=sampled_s, attention_s=tables.attention_s + moved_s[None, None, :, None]
+    )
 
 
 def _prefill(

@@ -253,6 +253,28 @@ def test_what_drafts_take_beyond_plain_positions_comes_back(tmp_path: Path) -> N
         )
 
 
+def test_an_engines_work_for_a_sequence_is_not_taken_for_that_of_a_verified_position(
+    tmp_path: Path,
+) -> None:
+    class WithHost(KnownEngine):
+        def _timed(self, shape: Shape) -> Timed:
+            timed = super()._timed(shape)
+            return timed._replace(seconds=timed.seconds + 60e-6 * (shape.sequences + shape.prompts))
+
+    engine = WithHost(known_tables())
+    found = measured(engine, tmp_path, replace_plan(draft_tokens=6))
+    assert found.drafts is not None
+    for shape in (*passes(), *(Shape(n, k, 18.5) for n in (4, 16) for k in (1, 3, 6))):
+        drafts_s = [
+            np.interp(shape.sequences, found.drafts.sequences, each)
+            for each in (found.drafts.round_s, found.drafts.step_s)
+        ]
+        seconds = predicted_s(found.tables, shape, found.request_s - BEGIN_S - END_S)
+        if shape.draft_tokens:
+            seconds += drafts_s[0] + shape.draft_tokens * drafts_s[1]
+        assert seconds == pytest.approx(engine._timed(shape).seconds, rel=0.05), shape
+
+
 def test_a_drafter_of_text_takes_its_look_ups_besides_what_was_measured() -> None:
     rounds = DraftRounds(
         sequences=(0.0, 8.0), round_s=(0.0, 2e-3), step_s=(0.0, 1e-4), source="an engine"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.vllm
-pytest.importorskip("vllm", reason="runs real vLLM engines (README, 'Replay on your cluster')")
+pytest.importorskip("vllm", reason="runs real vLLM engines (docs/replay.md)")
 ray = pytest.importorskip("ray", reason="runs a local Ray cluster: pip install 'simrl[ray]'")
 
 import yaml  # noqa: E402

@@ -168,8 +168,9 @@ def _history_form(prepared: Prepared, drafts: DraftPlan) -> tuple[Prepared, list
         inputs = drafts.inputs.model_copy(update={"history_workers": history})
         prepared = replace(prepared, drafts=replace(drafts, inputs=inputs))
         changes.append("no index is compressed or swapped: one without room is lost")
+    changed = history.model_dump(exclude_defaults=True)
     elsewhere = ("workers", "tokens_per_s", "bytes_per_token", "link_bytes_per_s")
-    if names := [name for name in elsewhere if name in history.model_fields_set]:
+    if names := [name for name in elsewhere if name in changed]:
         changes.append(
             f"each engine builds its own indexes, with the sizes and times that they have; speculation.history_workers has "
             f"{', '.join(names)} for the prediction alone"

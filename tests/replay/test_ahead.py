@@ -3,7 +3,6 @@ model that is a function of the tokens before."""
 
 import os
 import signal
-import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -323,15 +322,15 @@ def test_a_worker_ends_though_one_of_its_drafters_lives_or_hangs(
     life = partial(two_drafters, folder=tmp_path, number=number)
     worker = ProcessLink("worker", life, tmp_path / "log")
     drafters = [worker.connection.recv()[1] for _ in range(2)]
-    began_s = time.monotonic()
     worker.process.join(30.0)
-    assert worker.process.exitcode == 1 and time.monotonic() - began_s < 30.0
+    code = worker.process.exitcode
+    worker.kill()
+    assert code == 1
     message = "the drafter is gone" if number == signal.SIGKILL else "a drafter hangs: it drafted"
     assert message in (tmp_path / "log").read_text()
     for pid in drafters:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
-    worker.kill()
 
 
 def test_a_drafter_that_loads_no_weights_in_time_hangs(tmp_path: Path) -> None:

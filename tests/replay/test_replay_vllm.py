@@ -692,7 +692,7 @@ def test_an_engine_reports_its_queue_and_its_cache_to_a_poll(fleet, config):
 
 
 def test_prime_rls_limit_begins_at_what_the_caches_of_real_engines_hold(fleet, config, prepared):
-    """A whole group starts at once; without a report of the caches, one response would."""
+    """One response starts, and with the first poll a group, as simulated; with empty reports, one alone."""
     system = SystemConfig(name="prime_rl", rollout_share=0.67)
     chosen = prepare(prepared.scenario.model_copy(update={"system": system, "steps": 1}))
     measured = replay(chosen, fleet, config)
@@ -700,7 +700,7 @@ def test_prime_rls_limit_begins_at_what_the_caches_of_real_engines_hold(fleet, c
     for result in (simulate_prepared(chosen), measured.result):
         first_ended_s = min(segment["ended_s"] for segment in rows(result.segments))
         begun = [each for each in rows(result.segments) if each["started_s"] < first_ended_s]
-        assert len({segment["uid"] for segment in begun}) == 4
+        assert len({segment["uid"] for segment in begun}) == 1 + 4
 
 
 MODELS = "name: verl_colocated, speculation: {name: draft_model, model: qwen2.5-0.5b, window: {kind: aimd}}"

@@ -18,6 +18,7 @@ from simrl.engine.state import Limits
 from simrl.errors import InputError
 from simrl.profile.profile import Tables
 from simrl.runtime.events import call_at
+from simrl.runtime.worker import EngineLoad
 from simrl_replay.host import Command, Host, Report
 from simrl_replay.vllm_adapter import EngineCounters, EngineSettings, PassWork, Progress
 from tests.helpers import one_second_a_pass
@@ -219,6 +220,12 @@ class EngineDouble:
         p = self._passes
         since_start = np.array([p.passes, p.preemptions, p.lookup_tokens, p.hit_tokens, 0, 0])
         return EngineCounters(*(since_start - self._before).tolist())
+
+    def load(self) -> EngineLoad:
+        usage = 1.0 - self._passes.free_blocks / self._passes.limits.kv_blocks
+        waiting = self.unfinished - self.running
+        preemptions = self.counters().preemptions
+        return EngineLoad(self.kv_cache_tokens, usage, self.running, waiting, preemptions)
 
     def time_sampling(self) -> None:
         pass

@@ -18,6 +18,7 @@ that is over is counted, and dropped.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
@@ -78,12 +79,14 @@ class Drafted(NamedTuple):
 class DrafterProcess:
     """The drafters of a worker: `number` engines with `settings` (`EngineSettings`), each in a
     process of its own. The GPUs of a worker's drafters are behind its `first_gpu` own ones. A
-    drafter is up within `start_deadline_s`."""
+    drafter is up, and has loaded weights, within `start_deadline_s`. It counts as hung if all
+    requests wait for it, and it sends nothing for `step_deadline_s`."""
 
     settings: Any
     number: int = 1
     first_gpu: int = 1
     start_deadline_s: float = 600.0
+    step_deadline_s: float = 60.0
 
 
 class AheadSetup(NamedTuple):
@@ -105,7 +108,7 @@ class AheadSetup(NamedTuple):
 
 
 class DrafterGoneError(StoppedError):
-    """A drafter that has ended: its worker ends, too, and both are started again."""
+    """A drafter that has ended or hangs: its worker ends, too, and both are started again."""
 
 
 class Line(Protocol):
@@ -151,7 +154,8 @@ class Ahead:
     a request begins with."""
 
     def __init__(self, window: WindowRule, setup: AheadSetup, lines: Sequence[Line]) -> None:
-        self._lines = lines
+        self._lines, self._process = lines, setup.process
+        self._heard_s = time.monotonic()  # the last pass, or the last message of a drafter
         self._decoding = Decoding(
             Rule(window=window, decoupled=True, reconfigure_every=setup.reconfigure_every),
             best_window=np.array(setup.best_window, dtype=np.int64),
@@ -172,9 +176,13 @@ class Ahead:
         until they have."""
         for line in self._lines:
             line.send([LoadModel(folder)])
+        deadline_s = self._process.start_deadline_s
         for line in self._lines:
-            while not any(isinstance(message, ModelLoaded) for message in _received(line)):
-                pass
+            loaded = False
+            while not loaded:
+                if not line.connection.poll(deadline_s):
+                    raise _hangs("loaded no weights", deadline_s)
+                loaded = any(isinstance(message, ModelLoaded) for message in _received(line))
 
     def begins(self, request_id: str, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
         """Start a response, or continue one with `token_ids`."""
@@ -211,6 +219,7 @@ class Ahead:
 
     def ran(self, batch: Sequence[Verified]) -> None:
         """Take note of a pass, and tell the drafters what stands."""
+        self._heard_s = time.monotonic()
         self._receive()  # what came meanwhile was drafted before the verdict
         in_pass = set()
         for verified in batch:
@@ -315,8 +324,13 @@ class Ahead:
                 self._take(_received(line))
 
     def wait(self) -> None:
-        """Wait for a drafter to send something, for `WAIT_S` at most."""
-        wait([line.connection for line in self._lines], WAIT_S)
+        """Wait for a drafter to send something, for `WAIT_S` at most. Raise `DrafterGoneError` if
+        none has for too long."""
+        deadline_s = self._process.step_deadline_s
+        if wait([line.connection for line in self._lines], WAIT_S):
+            self._heard_s = time.monotonic()
+        elif time.monotonic() - self._heard_s > deadline_s:
+            raise _hangs("drafted nothing", deadline_s)
 
     def _take(self, messages: Sequence[Any]) -> None:
         for number, attempt, token_ids in messages:
@@ -338,6 +352,10 @@ class Ahead:
             if messages:
                 line.send(messages)
         self._messages = [[] for _ in self._lines]
+
+
+def _hangs(what: str, deadline_s: float) -> DrafterGoneError:
+    return DrafterGoneError(f"a drafter hangs: it {what} for {deadline_s:g} s")
 
 
 def _agreement(window: Sequence[int], tokens: Sequence[int]) -> int:

@@ -160,8 +160,8 @@ def draft_ahead(engine: DraftEngine, channel: Channel) -> None:
 
 
 def start_drafters(processes: Sequence[DrafterProcess]) -> list[list[ProcessLink]]:
-    """Start the drafters of a worker, of each model, and wait until all are up. Raise as
-    `wait_until_ready` does. They end with this process."""
+    """Start the drafters of a worker, of one model after another, which may share GPUs; wait until
+    all are up. Raise as `wait_until_ready` does. They end with this process."""
     visible = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     started = []
     for process in processes:
@@ -175,6 +175,6 @@ def start_drafters(processes: Sequence[DrafterProcess]) -> list[list[ProcessLink
                 engine_link(name, process.settings, log, work=draft_ahead, variables=variables)
             )
         started.append(links)
-    for process, links in zip(processes, started, strict=True):
+        # In turn: vLLM takes what a neighbour of its GPU allocates meanwhile for its own.
         wait_until_ready(links, process.start_deadline_s)
     return started

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from simrl.errors import InputError, StoppedError
-from simrl.runtime.worker import LoadMode
+from simrl.runtime.worker import EngineLoad, LoadMode
 from simrl_replay.ahead import DrafterGoneError
 from simrl_replay.engine_request import Drafts
 from simrl_replay.proposer import DrafterSetup, Forced
@@ -124,6 +124,12 @@ class Ask(NamedTuple):
     number: int
 
 
+class Poll(NamedTuple):
+    """Report the engine's load."""
+
+    key: int
+
+
 class SlowDown(NamedTuple):
     """Slow every step down by `factor`."""
 
@@ -162,6 +168,7 @@ Command = (
     | LoadWeights
     | Watch
     | Ask
+    | Poll
     | SlowDown
     | DraftCall
     | Reset
@@ -244,6 +251,13 @@ class Reached(NamedTuple):
     vocabulary: int = 0
 
 
+class Polled(NamedTuple):
+    """Answer to `Poll`; the preemptions of the load are all since the reset."""
+
+    key: int
+    load: EngineLoad
+
+
 class Counted(NamedTuple):
     """Answer to `Count`: the counters, and the passes one after another, each with the values that
     `PASS` names. A pass begins when the last one ends, when a load ends, or when a request comes to
@@ -269,7 +283,18 @@ class Alive(NamedTuple):
 
 
 Report = (
-    Ready | Failed | Begun | Gained | Paused | Ended | Loaded | Reached | Counted | NoRoom | Alive
+    Ready
+    | Failed
+    | Begun
+    | Gained
+    | Paused
+    | Ended
+    | Loaded
+    | Reached
+    | Polled
+    | Counted
+    | NoRoom
+    | Alive
 )
 
 
@@ -411,6 +436,8 @@ class Host:
                     self._tell_tokens(self._requests[number], time.monotonic())
                     drafts = self._drafts(self._requests[number])
                 self._reports.append(Reached(key, time.monotonic(), drafts))
+            case Poll(key):
+                self._reports.append(Polled(key, self._engine.load()))
             case SlowDown(factor):
                 self._slowdown = factor
             case DraftCall(call, arguments):

@@ -216,8 +216,13 @@ def _child(connection: Connection, log: str, life: Callable[[Channel], None]) ->
     # Registered first, so called last: without it, the interpreter takes seconds to tear torch
     # down.
     atexit.register(lambda: os._exit(code))
-    life(connection)
-    code = 0
+    try:
+        life(connection)
+        code = 0
+    finally:
+        for child in multiprocessing.active_children():
+            if not child.daemon:  # a drafter, whose end multiprocessing would wait for
+                child.kill()
 
 
 def _end_with_parent() -> None:

@@ -67,6 +67,8 @@ class DrafterSetup:
     draft in its place. "ahead" is a draft model in a
     process of its own (`simrl_replay.ahead`). `own_text`: siblings also draft from their own text.
 
+    A history takes `history_bytes` at most, indexes of the newest epoch end first.
+
     `gate` is None (always open), the largest batch that speculates at an acceptance of 0, 1, … 100
     % (`batch_gate`), or TLT's.
     """
@@ -76,6 +78,7 @@ class DrafterSetup:
     gate: tuple[int, ...] | Elastic | None = None
     history: HistoryRule = field(default_factory=HistoryRule)
     epochs_back: int = 1
+    history_bytes: int | None = None
     own_text: bool = False
     bandit: BegMab | None = None
     seed: int = 0
@@ -324,7 +327,8 @@ class Proposer:
         self._oracle: _Oracle | None = None
         match setup.kind:
             case "history":
-                self._store = HistoryStore(epochs_kept=setup.epochs_back)
+                back, most = setup.epochs_back, setup.history_bytes
+                self._store = HistoryStore(epochs_kept=back, memory_bytes=most, evict="newest")
                 drafter = HistoryDrafter(self._store, setup.history)
                 _compile(drafter)
                 return drafter

@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,8 +30,19 @@ from typing import Any
 
 from simrl.errors import InputError, StoppedError
 from simrl.study.executors import connect
-from simrl_replay.host import Alive, Command, Failed, LoadWeights, NoRoom, Report, Reset
+from simrl_replay.ahead import DrafterProcess
+from simrl_replay.host import (
+    Alive,
+    Command,
+    DraftCall,
+    Failed,
+    LoadWeights,
+    NoRoom,
+    Report,
+    Reset,
+)
 from simrl_replay.link import CLOSE_S, ProcessLink, engine_link
+from simrl_replay.proposer import DrafterSetup
 from simrl_replay.ray_nodes import Node, Nodes
 from simrl_replay.replayer import ReplayConfig, ReplayEngines
 from simrl_replay.vllm_adapter import EngineSettings
@@ -237,15 +248,13 @@ class RayLink:
         with suppress(OSError, self._ray.exceptions.RayError):  # its line is at its end
             for commands in iter(self._out.get, None):
                 try:
-                    send.remote([self._with_path(each) for each in commands])
+                    send.remote([with_paths(each, self._path) for each in commands])
                 except (StoppedError, OSError) as error:
                     self._report([Failed(f"weights: {error}", "")])
 
-    def _with_path(self, command: Command) -> Command:
-        if not isinstance(command, LoadWeights | Reset):
-            return command
+    def _path(self, folder: str) -> str:
         assert self._node is not None
-        return command._replace(folder=self._nodes.path(self._node, command.folder))
+        return self._nodes.path(self._node, folder)
 
     def _report(self, reports: Sequence[Report]) -> None:
         with self._writing:
@@ -260,6 +269,25 @@ class RayLink:
             back_s = time.monotonic()
             trips.append((back_s - sent_s, there_s - (sent_s + back_s) / 2))
         return float(min(trips)[1])
+
+
+def with_paths(command: Command, path: Callable[[str], str]) -> Command:
+    """Return a command with the `path` of each folder of weights, and of each drafter's model."""
+
+    def moved(process: DrafterProcess) -> DrafterProcess:
+        model = path(process.settings.model)
+        return replace(process, settings=replace(process.settings, model=model))
+
+    match command:
+        case LoadWeights() | Reset():
+            return command._replace(folder=path(command.folder))
+        case DraftCall("start_drafters", (processes,)):
+            return DraftCall("start_drafters", ([moved(each) for each in processes],))
+        case DraftCall("configure", (DrafterSetup(ahead=ahead) as setup, worker)) if ahead:
+            ahead = ahead._replace(process=moved(ahead.process))
+            return DraftCall("configure", (replace(setup, ahead=ahead), worker))
+        case _:
+            return command
 
 
 def _not_up(error: Exception) -> str:

@@ -121,12 +121,15 @@ class NodeFiles:
                 self._paths[files] = folder
         return self._paths.get(files)
 
-    def copy(self, name: str, files: tuple[File, ...], chunks: Sequence[Sequence[Any]]) -> str:
+    def copy(
+        self, name: str, files: tuple[File, ...], chunks: Sequence[Sequence[Any]]
+    ) -> tuple[str, bool]:
         """Write the files from their chunks, references into the object store, to a folder of that
-        name, and return its path. Raise `StoppedError` if other bytes arrive than were sent."""
+        name, unless they were copied meanwhile. Return its path, and whether it was written now.
+        Raise `StoppedError` if other bytes arrive than were sent."""
         import ray
 
-        if files not in self._paths:
+        if is_new := files not in self._paths:
             folder = Path(mkdtemp(dir=self._place)) / name
             folder.mkdir()
             for file, references in zip(files, chunks, strict=True):
@@ -139,7 +142,7 @@ class NodeFiles:
                 if digest.hexdigest() != file.digest:
                     raise StoppedError(f"{file.name}: other bytes arrived than were sent")
             self._paths[files] = str(folder)
-        return self._paths[files]
+        return self._paths[files], is_new
 
     def close(self) -> None:
         self._held.close()
@@ -186,9 +189,12 @@ class Nodes:
         if path is None:
             began_s = time.monotonic()
             chunks = self._sent(Path(folder), files)
-            path = str(self._ray.get(actor.copy.remote(Path(folder).name, files, chunks)))
+            copied = actor.copy.remote(Path(folder).name, files, chunks)
+            path, travelled = self._ray.get(copied)
             seconds, size = time.monotonic() - began_s, sum(each.size for each in files)
-            self.travels.append(Travel(node.node_id, folder, size, seconds))
+            if travelled:
+                self.travels.append(Travel(node.node_id, folder, size, seconds))
+        assert path is not None
         return path
 
     def lost(self) -> list[str]:

@@ -26,6 +26,7 @@ from simrl.interrupts import ctrl_c_waits
 from simrl.result.result import Result
 from simrl.runtime.drafting import Drafting
 from simrl.runtime.rollout import Rollout
+from simrl.scenario.presets import constants
 from simrl.simulate.prepare import Prepared, longest_allowed
 from simrl.simulate.run import Schedule
 from simrl.speculation.plan import DraftPlan
@@ -54,6 +55,7 @@ from simrl_replay.speculative import (
     drafter_setup,
     drafter_setups,
     forced_setup,
+    models_ahead,
     own_config,
     speculative_config,
 )
@@ -127,8 +129,21 @@ class Measured(NamedTuple):
 
 def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
     """Raise `InputError` for features that real engines of this replayer lack."""
-    system, drafts = prepared.system, prepared.drafts
+    system, drafts, limits = prepared.system, prepared.drafts, prepared.limits
     if wrong := broken(
+        (
+            limits.sglang,
+            "engine.scheduler is sglang, and engines here are vLLM's; set engine.scheduler=vllm, with a preset of vLLM",
+        ),
+        (
+            limits.watermark_blocks > 0 or limits.prefill_interval > 1,
+            "engine.watermark and engine.prefill_schedule_interval are of vLLM 0.33, which is not known here; leave them out",
+        ),
+        (
+            _times_log_probs(prepared),
+            "its engines return log-probs (engine.log_probs), which costs time, and engines here return none; set "
+            "engine.log_probs=false",
+        ),
         (
             bool(prepared.layouts),
             "it forms workers of other tensor-parallel sizes anew, and engines here keep theirs; leave planner out",
@@ -148,7 +163,12 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         ),
         (
             prepared.is_elastic,
-            f"it moves GPUs between rollout and training ({'adapt_split_every' if system.adapt_split_every else system.name})",
+            "it moves GPUs between rollout and training, and engines here keep theirs; "
+            + (
+                "set adapt_split_every to 0"
+                if system.adapt_split_every
+                else "choose another system"
+            ),
         ),
         (
             bool(drafts and drafts.decoupled) and config.engines_per_gpu > 1,
@@ -206,6 +226,12 @@ def check_replayable(prepared: Prepared, config: ReplayConfig) -> None:
         raise InputError(f"{prepared.scenario.file}: {system.label} cannot be replayed: {wrong}")
     if config.dummy_weights and config.weights:
         raise InputError("--dummy and --weights exclude each other: dummy weights have no versions")
+
+
+def _times_log_probs(prepared: Prepared) -> bool:
+    """Return whether log-probs of the engines count in the predicted passes."""
+    used = constants(prepared.scenario.model_dump(), prepared.profile.metadata)
+    return any(constant.key == "engine.log_probs_s" for constant in used)
 
 
 def follows_trace(config: ReplayConfig) -> bool:
@@ -305,14 +331,21 @@ def engine_settings(prepared: Prepared, config: ReplayConfig) -> EngineSettings:
         prefix_caching=limits.prefix_caching,
         async_scheduling=limits.async_scheduling,
         recorded=config.recorded_tokens,
-        graphs=config.graphs,
+        graphs="none" if prepared.scenario.engine.enforce_eager else config.graphs,
     )
 
 
-def drafter_process(settings: EngineSettings, config: ReplayConfig) -> DrafterProcess:
+def engine_gpus(prepared: Prepared, config: ReplayConfig) -> int:
+    """Return the number of GPUs that the engines of one machine and their drafters take."""
+    return -(-prepared.workers // config.engines_per_gpu) * prepared.gpus_per_worker
+
+
+def drafter_process(
+    settings: EngineSettings, config: ReplayConfig, models: int = 1
+) -> DrafterProcess:
     """Return a process for a drafter that works ahead of an engine with these settings; its model
     is named later. It drafts greedily, finds the text that stands in its prefix cache, and holds
-    two windows more of each request."""
+    two windows more of each request. Drafters of several `models` share the memory of a GPU."""
     drafted = settings.speculative["num_speculative_tokens"] if settings.speculative else 0
     more_blocks = settings.max_num_seqs * -(-2 * drafted // settings.block_size)
     of_drafter = replace(
@@ -325,9 +358,14 @@ def drafter_process(settings: EngineSettings, config: ReplayConfig) -> DrafterPr
         stop_token=None,
         recorded=False,
         prefix_caching=True,
+        gpu_memory_utilization=settings.gpu_memory_utilization / models,
     )
-    deadline_s = config.start_deadline_s
-    return DrafterProcess(of_drafter, first_gpu=settings.tp, start_deadline_s=deadline_s)
+    return DrafterProcess(
+        of_drafter,
+        first_gpu=settings.tp,
+        start_deadline_s=config.start_deadline_s,
+        step_deadline_s=config.step_deadline_s,
+    )
 
 
 class ReplayEngines:
@@ -405,12 +443,11 @@ def replay(
     if drafter_training is None or not drafter_training.adaptive:
         return _replay(prepared, fleet, config, on_step, training, None)
     assert config.draft_model is not None  # checked
-    gpus = -(-prepared.workers // config.engines_per_gpu) * prepared.scenario.cluster.tp
     with head_trainer(
         config.draft_model,
         config.drafter_learning_rate,
         config.device,
-        spare_gpu(gpus) if config.device == "cuda" else {},
+        spare_gpu(engine_gpus(prepared, config)) if config.device == "cuda" else {},
         config.start_deadline_s,
     ) as trainer:
         return _replay(prepared, fleet, config, on_step, training, trainer)
@@ -431,7 +468,8 @@ def _replay(
         setup = forced_setup(prepared)
     elif prepared.drafts is not None:
         folders = config.draft_folders
-        process = drafter_process(engine_settings(prepared, config), config)
+        models = models_ahead(prepared)
+        process = drafter_process(engine_settings(prepared, config), config, max(len(models), 1))
         setup = drafter_setup(prepared, folders, process)
         setups = drafter_setups(prepared, folders, process)
         tail = {name: each for name, each in setups.items() if name is not None}

@@ -139,6 +139,9 @@ def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
         rule = replace(prepared.tail.rule, kv="recompute", fetched_share=0.0)
         prepared = replace(prepared, tail=replace(prepared.tail, rule=rule))
         changes.append("vLLM sends no KV cache to another engine: a copy computes all of it again")
+    if prepared.drafts is not None and prepared.drafts.speculation.drafter == "history":
+        prepared, of_history = _history_form(prepared, prepared.drafts)
+        changes += of_history
     if prepared.drafts is not None and prepared.drafts.speculation.strategies is not None:
         speculation = prepared.drafts.speculation
         if not _are_chains(speculation):
@@ -152,6 +155,26 @@ def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
             changes.append(
                 "vLLM verifies no trees; chains as long as these are deep take their place"
             )
+    return prepared, changes
+
+
+def _history_form(prepared: Prepared, drafts: DraftPlan) -> tuple[Prepared, list[str]]:
+    """Return a scenario whose history is in memory or lost, as an engine's is here, and what was
+    changed, or is predicted alone."""
+    history, changes = drafts.inputs.history_workers, []
+    if {history.compressed_bytes_per_token, history.swap_bytes_per_s} != {None}:
+        here = {"compressed_bytes_per_token": None, "swap_bytes_per_s": None}
+        history = history.model_copy(update=here)
+        inputs = drafts.inputs.model_copy(update={"history_workers": history})
+        prepared = replace(prepared, drafts=replace(drafts, inputs=inputs))
+        changes.append("no index is compressed or swapped: one without room is lost")
+    changed = history.model_dump(exclude_defaults=True)
+    elsewhere = ("workers", "tokens_per_s", "bytes_per_token", "link_bytes_per_s")
+    if names := [name for name in elsewhere if name in changed]:
+        changes.append(
+            f"each engine builds its own indexes, with the sizes and times that they have; speculation.history_workers has "
+            f"{', '.join(names)} for the prediction alone"
+        )
     return prepared, changes
 
 
@@ -212,6 +235,13 @@ def drafter_setups(
     return {name: _setup_of(prepared, each, folders, process) for name, each in plans.items()}
 
 
+def models_ahead(prepared: Prepared) -> set[str]:
+    """Return the models that draft ahead at a worker, each in processes of its own."""
+    tail = prepared.tail.plans.values() if prepared.tail else ()
+    plans = [plan for plan in (_plan(prepared), *tail) if plan.decoupled is not None]
+    return {plan.speculation.model for plan in plans}
+
+
 def _models_in_turns(prepared: Prepared) -> list[Speculation]:
     """Return the methods with a model that drafts in the verifier's engine."""
     tail = prepared.tail.plans.values() if prepared.tail else ()
@@ -241,7 +271,12 @@ def _setup_of(
             )
         case "history":
             return DrafterSetup(
-                "history", window, gate, speculation.history, speculation.epochs_back
+                "history",
+                window,
+                gate,
+                speculation.history,
+                speculation.epochs_back,
+                int(plan.inputs.history_workers.memory_bytes),
             )
         case "siblings":
             return DrafterSetup("siblings", window, gate, own_text=speculation.own_text)

@@ -46,7 +46,7 @@ from simrl_replay.grpo.tasks import Countdown, Problem
 from simrl_replay.grpo.trainer import PhaseTrainer, Scored, TaskRewarder
 from simrl_replay.grpo.update import Trajectory, UpdateConfig
 from simrl_replay.link import ProcessLink, first_report, received, spare_gpu
-from simrl_replay.replayer import ReplayConfig
+from simrl_replay.replayer import ReplayConfig, engine_gpus
 
 MEASURED_UPDATES = 4  # after one that warms up
 SCORED_GROUPS, SCORED_RESPONSES = 16, 8  # to measure a rule's seconds
@@ -103,6 +103,11 @@ def check_trainable(prepared: Prepared, config: ReplayConfig) -> None:
             "the trainer here has no reference and no critic; set extra_log_probs to 0, or leave --train out",
         ),
         (training.lora, "the trainer here trains all weights; set training.lora to false"),
+        (
+            prepared.scenario.precision.training != "bf16",
+            f"precision.training is {prepared.scenario.precision.training}, and the trainer here multiplies in the model's "
+            "own data type; leave it out",
+        ),
         (
             training.checkpoint_every > 0,
             "the trainer here writes no checkpoints; set training.checkpoint_every to 0",
@@ -235,7 +240,7 @@ def real_training(prepared: Prepared, config: ReplayConfig, logs: Path) -> Itera
         seed=prepared.scenario.seed,
     )
     card = (cluster.train.gpu if cluster.train else None) or cluster.gpu
-    taken = 0 if prepared.colocated else prepared.workers * cluster.tp
+    taken = 0 if prepared.colocated else engine_gpus(prepared, config)
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(config.threads))
     with temporary_folder() as versions:
         trainee = Trainee(

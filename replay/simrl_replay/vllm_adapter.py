@@ -31,6 +31,7 @@ from uuid import uuid4
 
 from simrl.errors import InputError, first_line
 from simrl.interrupts import main_left_alone
+from simrl.runtime.worker import EngineLoad
 from simrl_replay.proposer import Proposer, batch_of, put_drafts
 
 MOST_WARM_TOKENS = 512
@@ -425,6 +426,13 @@ class VllmEngine:
     def running(self) -> int:
         """Number of admitted requests, without waiting and preempted ones."""
         return len(self._scheduler.running)
+
+    def load(self) -> EngineLoad:
+        """Return the engine's load; its preemptions are all since the last reset."""
+        usage = float(self._scheduler.kv_cache_manager.usage)
+        waiting = self.unfinished - self.running
+        preemptions = self._counts["preemptions"]
+        return EngineLoad(self.kv_cache_tokens, usage, self.running, waiting, preemptions)
 
     def admit(self, admitting: bool) -> None:
         """Set whether waiting requests may start."""

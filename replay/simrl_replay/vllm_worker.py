@@ -44,6 +44,7 @@ from simrl_replay.proposer import DrafterSetup, Forced
 from simrl_replay.spot_head import SpotHead
 
 MOST_RESTARTS = 3
+NO_LOAD = EngineLoad(0, 0.0, 0, 0, 0)
 
 
 class _Load(NamedTuple):
@@ -149,6 +150,8 @@ class VllmWorker:
         self._numbers = 0
         self._asked: dict[int, tuple[EngineRequest, simpy.Event]] = {}
         self._watched: dict[int, simpy.Event] = {}
+        self._polls: dict[int, simpy.Event] = {}
+        self._preemptions = 0  # as in the last poll
         self._loads: dict[int, _Load] = {}
         self._changes: dict[int, _Change] = {}
         self._busy_since_s: float | None = None
@@ -285,9 +288,15 @@ class VllmWorker:
         return event
 
     def load(self) -> simpy.Event:
-        """Report the requests here. An engine is not asked for its KV cache; a limit that follows it
-        begins at its lower bound, unless the system names where."""
-        return self._env.event().succeed(EngineLoad(0, 0.0, len(self._here), 0, 0))
+        """Poll the engine. One that is lost holds and runs nothing."""
+        event = self._env.event()
+        if self._state != "up":
+            return event.succeed(NO_LOAD)
+        self._wake()
+        key = self._key()
+        self._polls[key] = event
+        self._command(host.Poll(key))
+        return event
 
     def draft_with(self, drafter: str | None) -> simpy.Event:
         event, self._setup = self._env.event(), self._drafters[drafter]
@@ -438,7 +447,7 @@ class VllmWorker:
     def _awaits(self) -> bool:
         """Return whether the engine has anything to report."""
         starting = self._state == "starting" and not self.without_room
-        expected = self._requests or self._loads or self._asked or self._changes
+        expected = self._requests or self._loads or self._asked or self._changes or self._polls
         return bool(expected or starting)
 
     def _hear(self, reports: Sequence[host.Report]) -> None:
@@ -467,6 +476,9 @@ class VllmWorker:
                     self._loaded(report)
                 case host.Reached():
                     self._answered(report)
+                case host.Polled(key, load):
+                    new, self._preemptions = load.preemptions - self._preemptions, load.preemptions
+                    self._polls.pop(key).succeed(load._replace(preemptions=new))
                 case host.Ready():
                     self._ready()
                 case host.NoRoom(message):
@@ -599,7 +611,7 @@ class VllmWorker:
         elif self._loads:
             what, deadline_s = "no weights were loaded", self._start_deadline_s
             deadline_s += sum(load.held_s for load in self._loads.values())
-        elif self._requests.keys() - self._away:
+        elif self._requests.keys() - self._away or self._polls:
             what, deadline_s = "no step ended", self._deadline_s * self._slowdown
         else:
             return
@@ -650,7 +662,10 @@ class VllmWorker:
             *(change.event for change in self._changes.values()),
         ]:
             event.succeed()
+        for event in self._polls.values():
+            event.succeed(NO_LOAD)
         self._loads, self._asked, self._watched, self._changes = {}, {}, {}, {}
+        self._polls, self._preemptions = {}, 0
 
     def _restart(self) -> None:
         self._state, self.without_room = "starting", False
@@ -660,6 +675,9 @@ class VllmWorker:
 
     def _ready(self) -> None:
         self._state = "loading"
+        ahead = [each.ahead.process for each in self._drafters.values() if each.ahead is not None]
+        if ahead:  # as after a reset: none starts when the worker gets it
+            self._command(host.DraftCall("start_drafters", (ahead,)))
         if self._setup.kind != "none":
             self._command(host.DraftCall("configure", (self._setup, self.index)))
         self._load(self._asked_version, "recompute", None)

@@ -1,9 +1,12 @@
 """Drafting ahead with real processes: what a drafter is told, what it drafts, and what the verifier makes of it, with a
 model that is a function of the tokens before."""
 
+import os
+import signal
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +14,12 @@ import pytest
 
 from simrl.engine.state import Limits
 from simrl.speculation.windows import Fixed
+from simrl_replay import drafting_ahead
 from simrl_replay.ahead import (
     Ahead,
     AheadSetup,
     Drafted,
+    DrafterGoneError,
     DrafterProcess,
     Follow,
     Forget,
@@ -23,7 +28,7 @@ from simrl_replay.ahead import (
     Verified,
 )
 from simrl_replay.drafting_ahead import draft_ahead
-from simrl_replay.host import Close, errors_sent
+from simrl_replay.host import Channel, Close, errors_sent
 from simrl_replay.link import WANT_OF_MEMORY, ProcessLink, engine_link, wait_until_ready
 from simrl_replay.vllm_adapter import EngineSettings, Progress
 from tests.engine_double import double_settings
@@ -283,3 +288,86 @@ def test_a_worker_ends_with_its_drafter_and_says_how_that_died(tmp_path: Path) -
     assert str(ended.value.__cause__) == "the drafter is gone: killed by signal 9" + WANT_OF_MEMORY
     assert pipe.sent == []  # so that its controller starts the worker again
     line.kill()
+
+
+def two_drafters(channel: Channel, folder: Path, number: int) -> None:
+    """The life of a worker with two drafters, one of which gets a signal while a request waits."""
+    settings = double_settings(ROOM)
+    lines = [
+        engine_link(f"drafter {i}", settings, folder / str(i), work=draft_ahead, start=DraftDouble)
+        for i in range(2)
+    ]
+    wait_until_ready(lines, 60.0)
+    with errors_sent(channel, str):
+        process = DrafterProcess(None, step_deadline_s=0.3)
+        ahead = Ahead(Fixed(tokens=2).rule, AheadSetup(process), lines)
+        for line, name in zip(lines, "ba", strict=True):  # numbers are dealt to the lines
+            pid = line.process.pid
+            assert pid is not None
+            ahead.begins(name, (1, 2), ())
+            channel.send([name, pid])  # type: ignore[list-item]
+        os.kill(pid, number)
+        ahead.ran([Verified(name, 2, 99, False, 0, [3]) for name in "ab"])
+        while True:
+            for name in ahead.windows(9):
+                if name not in ahead.held:
+                    ahead.ends(name)
+            ahead.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["dies", "hangs"])
+def test_a_worker_ends_though_one_of_its_drafters_lives_or_hangs(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    life = partial(two_drafters, folder=tmp_path, number=number)
+    worker = ProcessLink("worker", life, tmp_path / "log")
+    drafters = [worker.connection.recv()[1] for _ in range(2)]
+    worker.process.join(30.0)
+    code = worker.process.exitcode
+    worker.kill()
+    assert code == 1
+    message = "the drafter is gone" if number == signal.SIGKILL else "a drafter hangs: it drafted"
+    assert message in (tmp_path / "log").read_text()
+    for pid in drafters:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
+def test_a_drafter_that_loads_no_weights_in_time_hangs(tmp_path: Path) -> None:
+    settings = double_settings(ROOM)
+    line = engine_link("drafter 0", settings, tmp_path / "log", work=draft_ahead, start=DraftDouble)
+    wait_until_ready([line], 60.0)
+    assert line.process.pid is not None
+    os.kill(line.process.pid, signal.SIGSTOP)
+    process = DrafterProcess(None, start_deadline_s=0.2)
+    with pytest.raises(DrafterGoneError, match=r"it loaded no weights for 0\.2 s"):
+        Ahead(Fixed(tokens=2).rule, AheadSetup(process), [line])
+    line.kill()
+
+
+@pytest.mark.parametrize("visible", ["4,5,6", ""])
+def test_drafters_of_two_models_share_gpus_and_start_in_turn(
+    monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    happened: list[tuple[str, str]] = []
+
+    def start(name: str, *_: object, variables: dict[str, str], **more: object) -> str:
+        happened.append((name, variables.get("CUDA_VISIBLE_DEVICES", "")))
+        return name
+
+    monkeypatch.setattr(drafting_ahead, "engine_link", start)
+    waits = lambda links, deadline_s: happened.append(("up", links[-1]))  # noqa: E731
+    monkeypatch.setattr(drafting_ahead, "wait_until_ready", waits)
+    models = [replace(double_settings(ROOM), model=name) for name in ("one", "two")]
+    drafting_ahead.start_drafters([DrafterProcess(each, number=2) for each in models])
+    gpus = ("5", "6") if visible else ("", "")
+    assert happened == [
+        event
+        for name in ("one", "two")
+        for event in (
+            (f"drafter 0 ({name})", gpus[0]),
+            (f"drafter 1 ({name})", gpus[1]),
+            ("up", f"drafter 1 ({name})"),
+        )
+    ]

@@ -2,6 +2,7 @@
 weights reach them, and what a lost node costs."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -22,14 +23,19 @@ from simrl.result.result import Lane  # noqa: E402
 from simrl.runtime.events import gather  # noqa: E402
 from simrl.runtime.recorder import Recorder  # noqa: E402
 from simrl_replay import ray_link, ray_nodes  # noqa: E402
+from simrl_replay.ahead import AheadSetup, DrafterProcess  # noqa: E402
 from simrl_replay.clock import WallClock  # noqa: E402
+from simrl_replay.host import DraftCall, LoadWeights, Reset  # noqa: E402
 from simrl_replay.link import engine_link  # noqa: E402
+from simrl_replay.proposer import DrafterSetup  # noqa: E402
 from simrl_replay.ray_link import (  # noqa: E402
     EngineActor,
     RayEngines,
+    RayLink,
     check_room,
     places_line,
     ray_fleet,
+    with_paths,
 )
 from simrl_replay.ray_nodes import File, NodeFiles, Versions, listed, versions  # noqa: E402
 from simrl_replay.replayer import ReplayConfig  # noqa: E402
@@ -153,6 +159,11 @@ def test_engines_are_spread_over_the_nodes_and_weights_travel_to_each(
             until=gather(real.env, [worker.load_weights(2) for worker in real.workers])
         )
         assert [load.version for load in loads] == [2, 2] and len(travels) == 6
+        later, link = version(tmp_path / "v3"), real.fleet.links[0]
+        assert isinstance(link, RayLink) and link._node is not None
+        with ThreadPoolExecutor(4) as pool:  # engines of one node ask for it at once
+            paths = {*pool.map(real.fleet.nodes.path, [link._node] * 4, [str(later)] * 4)}
+        assert len(paths) == 1 and len(travels) == 7
         assert real.happened == []
 
 
@@ -254,7 +265,9 @@ def test_a_node_takes_only_files_of_equal_bytes(
         StoppedError, match=r"model\.safetensors: other bytes arrived than were sent"
     ):
         node.copy("v0", newer, [[b"{}"], [b"WEI", b"GHTz"]])
-    copy = Path(node.copy("v0", newer, [[b"{}"], [b"WEI", b"GHTS"]]))
+    path, is_new = node.copy("v0", newer, [[b"{}"], [b"WEI", b"GHTS"]])
+    assert is_new and node.copy("v0", newer, [[], []]) == (path, False)
+    copy = Path(path)
     assert copy != folder and listed(copy) == newer
     assert node.path(str(folder), newer, shared=False) == str(copy)
     unlike = (File("config.json", 2, "0" * 64),)
@@ -262,3 +275,26 @@ def test_a_node_takes_only_files_of_equal_bytes(
     assert node.path(str(tmp_path / "nowhere"), (*newer, *unlike), shared=True) is None
     node.close()
     assert not copy.exists()
+
+
+def test_commands_name_the_nodes_own_folders_of_weights_and_of_drafters() -> None:
+    process = DrafterProcess(double_settings(ROOMY, "draft"), number=2)
+    setup = DrafterSetup("ahead", ahead=AheadSetup(process, loads=True))
+    there = [
+        with_paths(command, lambda folder: f"/there/{folder}")
+        for command in (
+            Reset(-1, "v0"),
+            LoadWeights(1, 1, "v1", "keep", 0.0),
+            DraftCall("start_drafters", ([process],)),
+            DraftCall("configure", (setup, 3)),
+        )
+    ]
+    assert isinstance(there[0], Reset) and isinstance(there[1], LoadWeights)
+    assert [each.folder for each in there[:2]] == ["/there/v0", "/there/v1"]
+    assert isinstance(there[2], DraftCall) and isinstance(there[3], DraftCall)
+    ((started,),), (configured, worker) = there[2].arguments, there[3].arguments
+    assert started == configured.ahead.process and worker == 3
+    assert started == replace(process, settings=double_settings(ROOMY, "/there/draft"))
+    assert replace(configured, ahead=setup.ahead) == setup
+    for command in (DraftCall("configure", (DrafterSetup("ngram"), 0)), DraftCall("learn", (1, 2))):
+        assert with_paths(command, lambda folder: f"/there/{folder}") == command

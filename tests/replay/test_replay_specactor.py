@@ -21,7 +21,7 @@ from simrl_replay.replayer import (
     process_fleet,
     replay,
 )
-from simrl_replay.speculative import replayed_form
+from simrl_replay.speculative import models_ahead, replayed_form
 from tests.helpers import rows
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
@@ -140,6 +140,10 @@ def test_what_engines_cannot_hold_is_refused_with_a_remedy(folder: Path) -> None
         with pytest.raises(InputError, match=remedy):
             engine_settings(prepared(folder, system, gpus)[0], config(folder))
     chosen, _ = prepared(folder, f"{{{named}, draft_gpus: 1}}", 4)
+    assert models_ahead(chosen) == {
+        str(near),
+        str(far),
+    }  # they share the memory of the drafter's GPU
     shared = ReplayConfig(folder / "model", engines_per_gpu=2)
     with pytest.raises(InputError, match="let each engine have its own"):
         check_replayable(chosen, shared)

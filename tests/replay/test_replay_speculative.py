@@ -16,7 +16,12 @@ from simrl.speculation.gates import RATES
 from simrl.speculation.windows import Aimd, Fixed, Mimd
 from simrl.trace.trace import write_trace
 from simrl_replay.proposer import DraftCounts, DrafterSetup, Proposer, Ran
-from simrl_replay.replayer import ReplayConfig, check_replayable, engine_settings
+from simrl_replay.replayer import (
+    ReplayConfig,
+    check_replayable,
+    drafter_process,
+    engine_settings,
+)
 from simrl_replay.speculative import (
     drafter_setup,
     forced_setup,
@@ -258,6 +263,86 @@ def test_engines_that_share_a_gpu_get_equal_parts_of_its_memory_and_the_graphs_o
     assert whole.gpu_memory_utilization == one.scenario.engine.gpu_memory_utilization
     assert half.gpu_memory_utilization == whole.gpu_memory_utilization / 2
     assert half.graphs == "decode" and engine_settings(one, config).graphs == "compiled"
+
+
+def test_an_engine_launches_layer_by_layer_if_the_simulated_one_does(of: Of) -> None:
+    one, config = of("none"), ReplayConfig(Path("model"), graphs="full")
+    engine = one.scenario.engine.model_copy(update={"enforce_eager": True})
+    eager = replace(one, scenario=one.scenario.model_copy(update={"engine": engine}))
+    graphs = [engine_settings(each, config).graphs for each in (one, eager)]
+    assert graphs == ["full", "none"]
+
+
+@pytest.mark.parametrize(
+    ("engine", "remedy"),
+    [
+        ({"scheduler": "sglang", "schedule_policy": "lpm"}, "set engine.scheduler=vllm"),
+        ({"preset": "sglang-0.5"}, "set engine.scheduler=vllm, with a preset of vLLM"),
+        ({"watermark": 0.1}, r"engine\.watermark and .* of vLLM 0\.33.*leave them out"),
+        ({"prefill_schedule_interval": 8}, "leave them out"),
+        ({"preset": "vllm-0.26-replay", "log_probs": True}, r"set engine\.log_probs=false"),
+    ],
+)
+def test_an_engine_that_vllm_is_not_is_refused_with_a_remedy(
+    engine: dict[str, Any], remedy: str
+) -> None:
+    config = ReplayConfig(Path("model"))
+    profile = {"roofline": {}}
+    with pytest.raises(InputError, match=f"cannot be replayed: .*{remedy}") as error:
+        check_replayable(prepared(scenario(engine=engine, profile=profile)), config)
+    assert "\n" not in str(error.value)
+
+
+def test_log_probs_without_a_time_of_their_own_are_nothing_to_replay() -> None:
+    profile = {"roofline": {}, "least_sequence_s": 0.0}
+    one = prepared(scenario(engine={"log_probs": True}, profile=profile))
+    check_replayable(one, ReplayConfig(Path("model")))
+
+
+def test_gpus_that_change_sides_are_refused_with_a_remedy() -> None:
+    one = prepared(scenario({"name": "one_step_off", "adapt_split_every": 2}))
+    with pytest.raises(InputError, match="engines here keep theirs; set adapt_split_every to 0"):
+        check_replayable(one, ReplayConfig(Path("model")))
+
+
+def test_drafters_of_several_models_share_the_memory_of_their_gpu(of: Of) -> None:
+    config = ReplayConfig(Path("model"), step_deadline_s=7.0)
+    settings = engine_settings(of("none"), config)
+    one, two = (drafter_process(settings, config, models) for models in (1, 2))
+    assert one.settings.gpu_memory_utilization == settings.gpu_memory_utilization
+    assert two.settings.gpu_memory_utilization == settings.gpu_memory_utilization / 2
+    assert one.step_deadline_s == 7.0
+
+
+def history(**workers: Any) -> Prepared:
+    inputs = {"history_workers": workers}
+    system = {"name": "verl_colocated", "speculation": "histospec"}
+    return prepared(scenario(system, speculation=inputs, steps=2))
+
+
+def test_a_history_has_the_memory_of_the_scenario_and_keeps_nothing_beyond() -> None:
+    setup = drafter_setup(replayed_form(history(memory_bytes=1000))[0])
+    assert setup is not None and setup.history_bytes == 1000
+    setup = replace(setup, gate=None, window=Fixed(tokens=4))
+    for most, kept in ((1000, 0), (None, 1)):
+        proposer = Proposer(4, 512)
+        proposer.configure(replace(setup, history_bytes=most))
+        proposer.learn(0, 0, [list(range(100))])
+        assert proposer._store is not None
+        proposer._store.wait()
+        assert len(proposer._store) == kept
+
+
+def test_what_a_history_has_in_a_prediction_alone_is_named() -> None:
+    assert replayed_form(history(memory_bytes=1000))[1] == []
+    _, [change] = replayed_form(history(workers=2, link_bytes_per_s=1e9))
+    assert change.endswith("has workers, link_bytes_per_s for the prediction alone")
+    moved = history(memory_bytes=1000, compressed_bytes_per_token=0.5, swap_bytes_per_s=1e9)
+    changed, [change] = replayed_form(moved)
+    assert "no index is compressed or swapped" in change and changed.drafts is not None
+    workers = changed.drafts.inputs.history_workers
+    assert workers.compressed_bytes_per_token is workers.swap_bytes_per_s is None
+    assert workers.memory_bytes == 1000 and replayed_form(changed)[1] == []
 
 
 def ahead(one: Prepared) -> Prepared:

@@ -674,6 +674,35 @@ def test_seer_is_replayed_in_chunks_that_any_worker_goes_on_with(fleet, config, 
         assert len(places) > len({uid for uid, _ in places})  # some have moved
 
 
+def test_an_engine_reports_its_queue_and_its_cache_to_a_poll(fleet, config):
+    env, [worker, _] = workers(fleet, config)
+    samples = [sample(uid, 20, 60) for uid in range(10)]
+
+    def polls():
+        events = [worker.submit(each) for each in samples]
+        yield worker.when(samples[0], 20)
+        load = yield worker.load()
+        yield gather(env, events)
+        return load, (yield worker.load())
+
+    load, after = env.run(until=env.process(polls()))
+    assert (load.kv_tokens, load.running, load.waiting, load.preemptions) == (4096, 8, 2, 0)
+    assert 16 / 128 <= load.kv_usage <= 24 / 128  # 8 requests with 2 or 3 of 128 blocks
+    assert after == (4096, 0.0, 0, 0, 0)
+
+
+def test_prime_rls_limit_begins_at_what_the_caches_of_real_engines_hold(fleet, config, prepared):
+    """One response starts, and with the first poll a group, as simulated; with empty reports, one alone."""
+    system = SystemConfig(name="prime_rl", rollout_share=0.67)
+    chosen = prepare(prepared.scenario.model_copy(update={"system": system, "steps": 1}))
+    measured = replay(chosen, fleet, config)
+    assert measured.stopped is None
+    for result in (simulate_prepared(chosen), measured.result):
+        first_ended_s = min(segment["ended_s"] for segment in rows(result.segments))
+        begun = [each for each in rows(result.segments) if each["started_s"] < first_ended_s]
+        assert len({segment["uid"] for segment in begun}) == 1 + 4
+
+
 MODELS = "name: verl_colocated, speculation: {name: draft_model, model: qwen2.5-0.5b, window: {kind: aimd}}"
 
 

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,7 @@ from simrl_replay.replayer import (  # noqa: E402
     ReplayConfig,
     ReplayEngines,
     check_replayable,
+    engine_gpus,
     engine_settings,
     process_fleet,
     replay,
@@ -367,6 +369,30 @@ def test_training_that_is_not_made_for_real_is_refused_with_a_remedy(
     with pytest.raises(InputError, match=message) as error:
         trained.check_trainable(prepare(chosen), ReplayConfig(model))
     assert "cannot be trained for real" in str(error.value) and "\n" not in str(error.value)
+
+
+def test_training_in_fp8_is_refused_with_a_remedy(tmp_path: Path, model: Path):
+    file = scenario_file(tmp_path, model, "one_step_off")
+    (chosen,) = load_scenarios(file, [])
+    precision = chosen.precision.model_copy(update={"training": "fp8"})
+    prepared = prepare(chosen)
+    fp8 = replace(prepared, scenario=chosen.model_copy(update={"precision": precision}))
+    with pytest.raises(InputError, match=r"precision\.training is fp8.*leave it out"):
+        trained.check_trainable(fp8, ReplayConfig(model))
+
+
+def test_a_trainer_gets_the_first_gpu_behind_engines_that_share_gpus_and_their_drafters(
+    tmp_path: Path, model: Path
+):
+    alone = prepared_for(tmp_path, model, "{name: one_step_off, speculation: none}")
+    drafts = f"{{name: specactor, model: {model}/config.json, draft_gpus: 1, window: 3}}"
+    system = f"{{name: one_step_off, speculation: {drafts}}}"
+    (chosen,) = load_scenarios(scenario_file(tmp_path, model, system), ["cluster.gpus=5"])
+    drafted = replace(prepare(chosen), workers=2)
+    assert drafted.drafts is not None and drafted.drafts.draft_gpus == 1
+    config = ReplayConfig(model)
+    assert engine_gpus(drafted, config) == 4
+    assert engine_gpus(replace(alone, workers=3), replace(config, engines_per_gpu=2)) == 2
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,8 @@ from simrl.runtime.worker import WorkerCosts
 from simrl.speculation.windows import Fixed
 from simrl.trace.sample import EVALUATION
 from simrl.trace.trace import Sample, Turn
+from simrl_replay.ahead import AheadSetup, DrafterProcess
+from simrl_replay.host import Ready
 from simrl_replay.proposer import DrafterSetup
 from simrl_replay.vllm_worker import VllmWorker
 from tests.engine.test_engine import TABLES, limits as any_limits
@@ -45,6 +47,7 @@ from tests.runtime.test_worker import (
 )
 
 TICKS = one_second_a_pass()
+SETTINGS = double_settings(ROOMY)
 
 
 def prompt_ids(sample: Sample) -> tuple[int, ...]:
@@ -263,6 +266,58 @@ def test_deadlines_and_tool_slots_are_those_of_a_simulated_worker(
     ]
     assert ends[0] == ends[1]
     assert vars(real.agents.figures) == pytest.approx(vars(agents.figures))
+
+
+def test_a_poll_returns_what_a_simulated_engine_would_report():
+    """In a cache that is too small: requests wait, and some are preempted between two polls."""
+    limits = Limits(max_num_seqs=3, max_num_batched_tokens=8, block_size=4, kv_blocks=9)
+    env, real = simpy.Environment(), rig(limits)
+    (simulated,) = simulated_workers(
+        env, 1, TICKS, limits, WorkerCosts(10.0), RESPONSES, recorder()
+    )
+    samples = [sample(uid, 5, 14 + uid) for uid in range(5)]
+    loads: list[list] = []
+    for clock, worker in ((env, simulated), (real.env, real.worker)):
+        loads.append([])
+        for each in samples:
+            worker.submit(each)
+
+        def poll(_, worker=worker, into=loads[-1]) -> None:
+            on_fire(worker.load(), lambda event: into.append(event.value))
+
+        for at_s in (3.5, 12.5, 20.5, 33.5, 200.5, 210.5):
+            on_fire(clock.timeout(at_s), poll)
+    env.run()
+    real.run()
+    assert loads[0] == [pytest.approx(load) for load in loads[1]] and len(loads[0]) == 6
+    assert max(load.waiting for load in loads[1]) >= 2 and loads[1][-1] == (36, 0.0, 0, 0, 0)
+    assert sum(load.preemptions for load in loads[1]) == real.engine.counters().preemptions > 0
+
+
+def test_a_poll_of_an_engine_that_is_lost_meanwhile_reports_nothing():
+    real, loads = rig(), []
+    real.worker._start = lambda: real.link
+    real.at(1.0, lambda: on_fire(real.worker.load(), lambda event: loads.append(event.value)))
+    real.at(1.0, real.worker.fail)
+    real.at(2.0, lambda: on_fire(real.worker.load(), lambda event: loads.append(event.value)))
+    real.link.kill = lambda: None
+    real.run()
+    assert loads == [(0, 0.0, 0, 0, 0)] * 2
+
+
+def test_a_worker_that_comes_back_starts_all_drafters_that_it_may_get(monkeypatch):
+    """SpecActor §4.3: none starts when a freed worker gets it."""
+    ahead = [
+        DrafterSetup("ahead", Fixed(tokens=3), ahead=AheadSetup(DrafterProcess(SETTINGS, i)))
+        for i in (1, 2)
+    ]
+    real, sent = rig(setup=ahead[0], tail={"other": ahead[1], "ngram": DrafterSetup("ngram")}), []
+    monkeypatch.setattr(real.link, "send", sent.extend)
+    real.worker._state = "starting"
+    real.worker._hear([Ready(1, "double", 100, 100, 0.0)])
+    real.env.run()
+    assert [call[0] for call in sent[:2]] == ["start_drafters", "configure"]
+    assert sent[0].arguments == ([each.ahead.process for each in ahead if each.ahead],)
 
 
 def test_a_turn_is_a_request_for_the_context_so_far():

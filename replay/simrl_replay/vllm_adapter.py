@@ -622,6 +622,17 @@ def _let_vllm_look_at_llvmlite() -> None:
 def check_model(folder: Path, dummy_weights: bool) -> None:
     """Raise `InputError` for a folder without a config, with code of its own, or with weights that
     are not safetensors."""
+    if "auto_map" in config_of(folder):
+        raise InputError(
+            f"{folder / 'config.json'}: auto_map names code that comes with the model, which is never run here; use a model "
+            "that vLLM knows by itself (remove auto_map if this is one)"
+        )
+    if not dummy_weights:
+        check_weights(folder)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return a model's config. Raise `InputError` for a folder without one."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -631,13 +642,7 @@ def check_model(folder: Path, dummy_weights: bool) -> None:
         raise InputError(
             f"{file}: not a model's config ({first_line(error)}); name a folder with a Hugging Face config.json"
         ) from error
-    if "auto_map" in config:
-        raise InputError(
-            f"{file}: auto_map names code that comes with the model, which is never run here; use a model that vLLM knows by "
-            "itself (remove auto_map if this is one)"
-        )
-    if not dummy_weights:
-        check_weights(folder)
+    return config
 
 
 def check_weights(folder: Path) -> None:

@@ -34,8 +34,8 @@ Other programs share these cores, and other machines share the host: its speed v
 a decision that differs because two events, at most two engine passes apart, changed places; other differing decisions are
 real, and listed.
 
-**There are no GPU figures here: no GPU was available.** The code path for GPUs (CUDA, bf16, dummy weights, synthetic
-acceptance) was not run; everything on this page is from a CPU.
+**There are no GPU figures here**: everything on this page is from a CPU. Replays on one H100 (vLLM 0.26) have
+[a page of their own](gpu/README.md). Draft models, asynchronous scheduling and real training have not been replayed on a GPU.
 """
 
 

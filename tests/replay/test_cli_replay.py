@@ -221,6 +221,15 @@ def test_a_folder_of_drafters_is_that_of_its_config_and_may_have_a_name_with_a_s
     )
 
 
+def test_one_folder_does_not_stand_for_several_models(simrl: CommandLine):
+    overrides = ["system.draft_gpus=1", "system.drafters=[qwen2.5-0.5b,qwen2.5-1.5b]"]
+    prepared = prepare(chosen_scenario(Path("scenario.yaml"), overrides, "specactor", None, None))
+    Path("config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"with qwen2.5-0.5b, qwen2.5-1.5b; give NAME=FOLDER"):
+        draft_folders(prepared, ["."])
+    assert draft_folders(prepared, [".", "qwen2.5-0.5b=."])[0] == Path()
+
+
 def test_real_training_without_an_engine_or_torch_is_refused_in_a_line(
     simrl: CommandLine, doubles_replayed: tuple[str, ...], monkeypatch
 ):

@@ -109,9 +109,9 @@ class Row:
             "samples": ("sample_mape", SAMPLE_BAR),
             "acceptance": ("acceptance_err", ACCEPTANCE_BAR),
         }.items():
-            figure, given = self.mean(error), self.mean(error, given=True)
-            if figure is not None and given is not None:
-                checks.append(Check(name, figure, bar, self.repeats.get(error) or 0.0, given))
+            figure, again = self.mean(error), self.mean(error, given=True)
+            if figure is not None and again is not None:
+                checks.append(Check(name, figure, bar, self.repeats.get(error) or 0.0, again))
         most, most_given = max(self.real()), max(self.real(given=True))
         return [*checks, Check("decisions", most, 0, self.others_of_repeats, most_given)]
 

@@ -292,12 +292,11 @@ def _write(
         "errors": [asdict(each.errors) for each in agreements],
         "spread": spread and asdict(spread),
     }
-    given = [split.as_json() for split in splits]
     facts = {
         "folder": str(folder),
         **agreements[0].as_json(),
         "repeats": repeats,
-        "given_measured_passes": given,
+        "given_measured_passes": [split.as_json() for split in splits],
         "drafts": {"predicted": drafts_of(predicted), "measured": drafts_of(first.result)},
     }
     if "trained" in first.result.metadata["replay"]:

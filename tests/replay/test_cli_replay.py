@@ -227,7 +227,11 @@ def test_one_folder_does_not_stand_for_several_models(simrl: CommandLine):
     Path("config.json").write_text("{}")
     with pytest.raises(InputError, match=r"with qwen2.5-0.5b, qwen2.5-1.5b; give NAME=FOLDER"):
         draft_folders(prepared, ["."])
-    assert draft_folders(prepared, [".", "qwen2.5-0.5b=."])[0] == Path()
+    with pytest.raises(InputError, match="second folder without a name; give NAME=FOLDER"):
+        draft_folders(prepared, [".", "."])
+    assert draft_folders(prepared, [".", "qwen2.5-0.5b=."]) == (Path(), {"qwen2.5-0.5b": Path()})
+    both = ["qwen2.5-0.5b=.", "qwen2.5-1.5b=."]
+    assert draft_folders(prepared, both) == (None, {"qwen2.5-0.5b": Path(), "qwen2.5-1.5b": Path()})
 
 
 def test_real_training_without_an_engine_or_torch_is_refused_in_a_line(

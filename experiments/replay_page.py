@@ -34,8 +34,8 @@ Other programs share these cores, and other machines share the host: its speed v
 a decision that differs because two events, at most two engine passes apart, changed places; other differing decisions are
 real, and listed.
 
-**There are no GPU figures here: no GPU was available.** The code path for GPUs (CUDA, bf16, dummy weights, synthetic
-acceptance) was not run; everything on this page is from a CPU.
+**There are no GPU figures here**: everything on this page is from a CPU. Replays on one H100 (vLLM 0.26) have
+[a page of their own](gpu/README.md). Draft models, asynchronous scheduling and real training have not been replayed on a GPU.
 """
 
 
@@ -109,9 +109,9 @@ class Row:
             "samples": ("sample_mape", SAMPLE_BAR),
             "acceptance": ("acceptance_err", ACCEPTANCE_BAR),
         }.items():
-            figure, given = self.mean(error), self.mean(error, given=True)
-            if figure is not None and given is not None:
-                checks.append(Check(name, figure, bar, self.repeats.get(error) or 0.0, given))
+            figure, again = self.mean(error), self.mean(error, given=True)
+            if figure is not None and again is not None:
+                checks.append(Check(name, figure, bar, self.repeats.get(error) or 0.0, again))
         most, most_given = max(self.real()), max(self.real(given=True))
         return [*checks, Check("decisions", most, 0, self.others_of_repeats, most_given)]
 

@@ -272,9 +272,9 @@ class Bench:
             "systems": [{"speculation": "none", **case.system, **share}],
         }
         path.with_suffix(".yaml").write_text(yaml.safe_dump(scenario))
-        (found,) = load_scenarios(path.with_suffix(".yaml"))
+        (loaded,) = load_scenarios(path.with_suffix(".yaml"))
         return case.prepare(
-            with_measured_loads(found, found.profile.path) if found.profile.path else found
+            with_measured_loads(loaded, loaded.profile.path) if loaded.profile.path else loaded
         )
 
     def fleet(self, case: Case, trace: Trace) -> ReplayEngines:

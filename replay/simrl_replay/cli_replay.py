@@ -45,15 +45,18 @@ def replay(
     draft_model: Annotated[
         list[str] | None,
         typer.Option(
-            help="the folder of the draft model, for draft_model and specactor; of several, repeat NAME=FOLDER"
+            help="the folder of the model that drafts (draft_model, specactor) or of the EAGLE head (tlt, eagle3); of several, "
+            "repeat NAME=FOLDER"
         ),
     ] = None,
     drafter_lr: Annotated[
-        float,
+        float | None,
         typer.Option(
-            min=0.0, max=1.0, help="AdamW's learning rate for a drafter that is trained (tlt)"
+            min=0.0,
+            max=1.0,
+            help="AdamW's learning rate for a drafter that is trained (tlt; default: 3e-5)",
         ),
-    ] = 3e-5,
+    ] = None,
     system: Annotated[
         str | None,
         typer.Option(help="the system to run (default: the only system of the scenario)"),
@@ -132,7 +135,7 @@ def replay(
         model_folder,
         with_workers,
     )
-    from simrl_replay.replayer import ReplayConfig
+    from simrl_replay.replayer import ReplayConfig, check_engine
     from simrl_replay.sized import with_measured_loads
     from simrl_replay.speculative import replayed_form
 
@@ -152,16 +155,23 @@ def replay(
     prepared, changes = form(chosen)
     for change in changes:
         print(f"note: {prepared.system.label} as it is replayed: {change}", file=sys.stderr)
-    folders, named = draft_folders(draft_model or ())
+    training = prepared.drafts and prepared.drafts.speculation.training
+    if drafter_lr is not None and not (training and training.adaptive):
+        raise InputError(
+            f"--drafter-lr {drafter_lr:g}: {prepared.system.label} trains no drafter; leave it out, or choose tlt"
+        )
+    draft_folder, named = draft_folders(prepared, draft_model or ())
     config = ReplayConfig(
         model=model_folder(model or Path(chosen.model)),
         weights=tuple(weights or ()),
         device=device,
         dtype=dtype or ("float32" if device == "cpu" else "auto"),
         dummy_weights=dummy,
-        draft_model=next(iter(folders), None),
+        draft_model=draft_folder,
         draft_models=named,
-        drafter_learning_rate=drafter_lr,
+        drafter_learning_rate=ReplayConfig.drafter_learning_rate
+        if drafter_lr is None
+        else drafter_lr,
         temperature=chosen.speculation.temperature if temperature is None else temperature,
         threads=threads,
         step_deadline_s=step_deadline,
@@ -169,8 +179,13 @@ def replay(
         copy_weights=copy_weights,
     )
     if train:
-        from simrl_replay.trained import check_trainable, follows
-
+        check_engine(config)
+        try:
+            from simrl_replay.trained import check_trainable, follows
+        except ImportError as error:
+            raise InputError(
+                f"--train: {error.name} is not installed here; install vLLM (docs/replay.md), which brings it"
+            ) from None
         if ray is not None:
             raise InputError(
                 f"--ray {ray} and --train: weights go through a folder of this machine; leave --ray out"

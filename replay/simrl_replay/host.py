@@ -299,7 +299,7 @@ Report = (
 
 
 class Channel(Protocol):
-    """Receives lists of commands, sends lists of reports."""
+    """The host's end of a line: it receives lists of commands and sends lists of reports."""
 
     def poll(self, timeout_s: float | None) -> bool:
         """Return whether commands are here; wait so long for them, None: until they are."""

@@ -23,7 +23,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from queue import SimpleQueue
 from tempfile import gettempdir
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from simrl.errors import InputError, StoppedError
 from simrl.files import temporary_folder
@@ -112,11 +112,11 @@ class ProcessLink:
             kernels = os.environ.get(
                 "TORCHINDUCTOR_CACHE_DIR", f"{gettempdir()}/torchinductor_{os.getuid()}"
             )
-            own = {
+            folders = {
                 "TMPDIR": str(self._held.enter_context(temporary_folder())),
                 "TORCHINDUCTOR_CACHE_DIR": kernels,
             }
-            with ctrl_c_waits(), _born_deaf(), _variables({**own, **(variables or {})}):
+            with ctrl_c_waits(), _born_deaf(), _variables({**folders, **(variables or {})}):
                 self.process.start()
         except BaseException:
             if self.process.pid is not None:
@@ -327,6 +327,11 @@ def received(link: EngineLink) -> Sequence[Any]:
         if isinstance(report, Failed | NoRoom):
             raise StoppedError(f"{link.name}: {report.message}")
     return reports
+
+
+def raise_death(link: EngineLink) -> NoReturn:
+    """Raise `StoppedError` for a process that has ended."""
+    raise StoppedError(f"{link.name}: {link.death()}")
 
 
 def reports_of(link: EngineLink, silence_s: float, remedy: str = "; see its log") -> Iterator[Any]:

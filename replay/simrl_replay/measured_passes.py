@@ -149,7 +149,7 @@ def split_error(
     for row, each in zip(seconds, passes, strict=True):
         row[: len(each)] = each["ended_s"] - each["began_s"]
     again, after = _recorded(generated or prepared, seconds, _load_seconds(measured, len(passes)))
-    given = agree(again, measured)
+    agreement = agree(again, measured)
     works = [
         [_work(each, result) for each in engines]
         for result, engines in ((predicted, before), (again, after), (measured, passes))
@@ -157,9 +157,9 @@ def split_error(
     every = np.concatenate(passes)
     measured_s = float((every["ended_s"] - every["began_s"]).sum())
     return Split(
-        given,
+        agreement,
         agree(predicted, again).errors.makespan_err,
-        given.errors.makespan_err,
+        agreement.errors.makespan_err,
         _profiled_s(prepared, every) / measured_s - 1,
         float(every["cpu_s"].sum()) / measured_s,
         tuple(

@@ -168,7 +168,7 @@ def put_drafts(scheduler: Any, drafts: dict[str, list[int]]) -> None:
 
 
 class _Oracle:
-    """Drafts the recorded tokens, wrong from a drawn position on."""
+    """A drafter of the recorded tokens, wrong from a drawn position on."""
 
     def __init__(self, acceptance: ModelAcceptance, most_tokens: int) -> None:
         self._logs = acceptance.log_acceptances(most_tokens)
@@ -203,7 +203,7 @@ class _Oracle:
 
 
 class _Fixed:
-    """Drafts as many tokens as it may, whatever the text."""
+    """A drafter of as many tokens as it may draft, whatever the text."""
 
     def start_request(self, request: int, prompt_id: int, prompt_ids: Tokens | None = None) -> None:
         """Take no note of a request."""

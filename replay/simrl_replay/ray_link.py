@@ -292,9 +292,9 @@ def with_paths(command: Command, path: Callable[[str], str]) -> Command:
 
 def _not_up(error: Exception) -> str:
     """Describe why an actor failed to start: the last line of Ray's message, the cause."""
-    said = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (
-        f"its actor did not start ({type(error).__name__}: {said[-1] if said else 'no message'}); every node of the cluster "
+        f"its actor did not start ({type(error).__name__}: {lines[-1] if lines else 'no message'}); every node of the cluster "
         "needs the same simrl and vLLM installed"
     )
 

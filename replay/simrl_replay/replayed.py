@@ -50,6 +50,7 @@ from simrl_replay.replayer import (
     replay,
 )
 from simrl_replay.sized import gpus_for
+from simrl_replay.speculative import draft_models
 from simrl_replay.spot_head import accept_lengths
 from simrl_replay.vllm_adapter import EngineSettings
 
@@ -291,12 +292,11 @@ def _write(
         "errors": [asdict(each.errors) for each in agreements],
         "spread": spread and asdict(spread),
     }
-    given = [split.as_json() for split in splits]
     facts = {
         "folder": str(folder),
         **agreements[0].as_json(),
         "repeats": repeats,
-        "given_measured_passes": given,
+        "given_measured_passes": [split.as_json() for split in splits],
         "drafts": {"predicted": drafts_of(predicted), "measured": drafts_of(first.result)},
     }
     if "trained" in first.result.metadata["replay"]:
@@ -400,24 +400,49 @@ def with_workers(prepared: Prepared, workers: int | None) -> Prepared:
     return replace(prepared, workers=workers)
 
 
-def draft_folders(options: Sequence[str]) -> tuple[list[Path], dict[str, Path]]:
+def draft_folders(
+    prepared: Prepared, options: Sequence[str]
+) -> tuple[Path | None, dict[str, Path]]:
     """Return the folder of --draft-model, if one is named alone, and folders by the names of their
-    models. Raise `InputError` for several without names."""
-    named = dict(option.split("=", 1) for option in options if "=" in option)
-    alone = [Path(option) for option in options if "=" not in option]
+    models. Raise `InputError` for one that no model of the scenario drafts from, and for several
+    of one name."""
+    models, alone, named = draft_models(prepared), list[Path](), dict[str, Path]()
+    for option in options:
+        name, equals, folder = option.partition("=")
+        if not equals or Path(option).exists():
+            alone.append(model_folder(Path(option), "--draft-model"))
+        elif name in named:
+            raise InputError(f"--draft-model {option}: {name} has a folder already; give it once")
+        elif name not in models:
+            raise InputError(
+                f"--draft-model {option}: {prepared.system.label} does not draft with {name}, but with "
+                f"{', '.join(sorted(models)) or 'no model'}; leave it out, or correct the name"
+            )
+        else:
+            named[name] = model_folder(Path(folder), "--draft-model")
+    unnamed = sorted(models - named.keys())
     if len(alone) > 1:
         raise InputError(
             f"--draft-model {alone[1]}: the second folder without a name; give NAME=FOLDER, with the drafters' names"
         )
-    return alone, {name: Path(folder) for name, folder in named.items()}
+    if alone and not unnamed:
+        raise InputError(
+            f"--draft-model {alone[0]}: {prepared.system.label} drafts with no model"
+            f"{' but those named' if named else ''}; leave it out"
+        )
+    if alone and len(unnamed) > 1:
+        raise InputError(
+            f"--draft-model {alone[0]}: {prepared.system.label} drafts with {', '.join(unnamed)}; give NAME=FOLDER for each"
+        )
+    return next(iter(alone), None), named
 
 
-def model_folder(model: Path) -> Path:
+def model_folder(model: Path, option: str = "--model") -> Path:
     """Return the folder of a model that was named by it or by its config.json. Raise `InputError`
     if it has none."""
     folder = model.parent if model.name == "config.json" else model
     if not (folder / "config.json").is_file():
         raise InputError(
-            f"model {model}: no folder with a config.json; name one with --model (a real engine needs it)"
+            f"model {model}: no folder with a config.json; name one with {option} (a real engine needs it)"
         )
     return folder

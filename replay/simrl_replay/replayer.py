@@ -539,7 +539,8 @@ def _replay(
     schedule = Schedule(prepared, env, make_workers, on_step, learners)
     workers = connected(schedule)
     if setup is not None and setup.kind == "history":
-        history = _History(workers, prepared.trace, schedule.workload.responses)
+        history = History(workers, prepared.trace, schedule.workload.responses)
+        schedule.recorder.on_dropped = history.dropped
         for worker in workers:
             worker.on_done, worker.on_back = history.finished, history.tell_all
     stopped: BaseException | None = None
@@ -705,9 +706,9 @@ def _answer(link: EngineLink, kind: type[R], deadline_s: float) -> R:
     )
 
 
-class _History:
-    """Passes every complete group to the drafters of all engines, as the simulated index builders
-    do."""
+class History:
+    """The complete groups, which the drafters of all engines get, as the simulated index builders do
+    (`simrl.runtime.drafting.IndexBuilders`): of a group with dropped responses the finished ones."""
 
     def __init__(
         self, workers: Sequence[VllmWorker], trace: Trace, responses: Mapping[int, Response]
@@ -720,35 +721,54 @@ class _History:
         )
         self._size = Counter(groups)
         self._epochs = 1 + int(trace.column("epoch").max())
-        self._finished: dict[tuple[int, int], dict[int, Rollout]] = defaultdict(dict)
+        # By sample; None for one that was dropped unfinished.
+        self._ended: dict[tuple[int, int], dict[int, Rollout | None]] = defaultdict(dict)
         self._whole: list[tuple[int, int]] = []
 
     def finished(self, rollout: Rollout) -> None:
-        sample = rollout.sample
-        group = self._finished[sample.prompt_id, sample.epoch]
+        self._record(rollout.sample, rollout)
+
+    def dropped(self, rollouts: Sequence[Rollout]) -> None:
+        for rollout in rollouts:
+            if not rollout.done:
+                self._record(rollout.sample, None)
+
+    def _record(self, sample: Sample, rollout: Rollout | None) -> None:
+        place = sample.prompt_id, sample.epoch
+        group = self._ended[place]
         size = self._size[sample.prompt_id, sample.epoch % self._epochs]
-        if sample.sample >= size or sample.sample in group:
+        if sample.sample >= size or group.get(sample.sample) is not None:
             return
+        was_whole = len(group) == size
         group[sample.sample] = rollout
-        if len(group) == size:
-            self._whole.append((sample.prompt_id, sample.epoch))
-            for worker in self._workers:
-                self._tell(worker, *self._whole[-1])
+        if was_whole:  # a dropped response, generated after all: the drafters lack it alone
+            news = [rollout]
+        elif len(group) == size:
+            self._whole.append(place)
+            news = self._in_order(place)
+        else:
+            return
+        for worker in self._workers:
+            self._tell(worker, place, news)
 
     def tell_all(self, worker: VllmWorker) -> None:
-        for group in self._whole:
-            self._tell(worker, *group)
+        for place in self._whole:
+            self._tell(worker, place, self._in_order(place))
 
-    def _tell(self, worker: VllmWorker, prompt_id: int, epoch: int) -> None:
-        group = [rollout for _, rollout in sorted(self._finished[prompt_id, epoch].items())]
+    def _in_order(self, place: tuple[int, int]) -> list[Rollout | None]:
+        return [rollout for _, rollout in sorted(self._ended[place].items())]
+
+    def _tell(
+        self, worker: VllmWorker, place: tuple[int, int], rollouts: Sequence[Rollout | None]
+    ) -> None:
+        group = [rollout for rollout in rollouts if rollout is not None]
         rewards = (
             [self._responses[rollout.sample.uid].reward for rollout in group]
             if self._rewarded
             else None
         )
-        worker.draft(
-            "learn", prompt_id, epoch, [rollout.token_ids or () for rollout in group], rewards
-        )
+        if group:
+            worker.draft("learn", *place, [rollout.token_ids or () for rollout in group], rewards)
 
 
 def _as_trace(

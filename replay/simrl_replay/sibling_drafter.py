@@ -12,7 +12,7 @@ from simrl.speculation.drafter import Tokens
 from simrl.speculation.matching import LONGEST, SHORTEST
 from simrl.speculation.siblings import LOOKS_BACK
 
-MOST_GROUPS = 1024  # then the oldest is forgotten
+MOST_GROUPS = 1024  # then the oldest of which nothing runs is forgotten
 
 
 @dataclass
@@ -39,7 +39,7 @@ class Text:
 
 
 class SiblingDrafter:
-    """Drafts from the group's other responses, as far as they are known. A `Drafter`.
+    """A `Drafter` from the group's other responses, as far as they are known.
 
     The requests of a `prompt_id` are its group, in the order in which they started; finished
     responses stay in it. `own` drafts from the response's own text too.
@@ -55,7 +55,10 @@ class SiblingDrafter:
         self._running[request] = prompt_id, text
         self._texts.setdefault(prompt_id, []).append(text)
         if len(self._texts) > MOST_GROUPS:
-            del self._texts[next(iter(self._texts))]
+            running = {each for each, _ in self._running.values()}
+            oldest = next((each for each in self._texts if each not in running), None)
+            if oldest is not None:
+                del self._texts[oldest]
 
     def propose(self, requests: Sequence[int], most_tokens: Sequence[int]) -> list[Tokens]:
         return [

@@ -13,7 +13,6 @@ without window and gate; it reads prompts too.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,13 +26,14 @@ from simrl.speculation.acceptance import ModelAcceptance, sample_key
 from simrl.speculation.choices import Elastic, Toggle
 from simrl.speculation.draft_times import text_drafts
 from simrl.speculation.matching import LONGEST, SHORTEST
-from simrl.speculation.methods import EAGLE, Speculation
+from simrl.speculation.methods import EAGLE, MTP, QUANTISED, Speculation
 from simrl.speculation.plan import DraftPlan, draft_costs, plan_drafting
 from simrl.speculation.specactor import reconfiguration_table
 from simrl.speculation.windows import Fixed
 from simrl.trace.trace import Response, Sample
 from simrl_replay.ahead import AheadSetup, DrafterProcess
 from simrl_replay.proposer import DrafterSetup, Forced
+from simrl_replay.vllm_adapter import config_of
 
 NO_DRAFTS = "simrl_replay.rank.NoDrafts"
 TRAINED_FORM = "EagleLlamaForCausalLM"  # of heads that `simrl_replay.grpo.eagle` trains
@@ -120,9 +120,10 @@ def _model_drafter(speculation: Speculation, folder: Path, most_tokens: int) -> 
 
 
 def architectures_of(folder: Path) -> list[str]:
-    """Return the names that a model's config has of its form."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return list(config.get("architectures") or [])
+    """Return the names that a model's config has of its form. Raise `InputError` without a
+    config."""
+    names = config_of(folder).get("architectures")
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def replayed_form(prepared: Prepared) -> tuple[Prepared, list[str]]:
@@ -230,9 +231,9 @@ def drafter_setups(
             "holds one draft model: name one of them as model or in drafters"
             + (", or let copies be decoupled" if plan.decoupled else ", or let decoupled be true")
         )
-    plans: dict[str | None, DraftPlan] = {None: plan}
-    plans.update(prepared.tail.plans if prepared.tail else {})
-    return {name: _setup_of(prepared, each, folders, process) for name, each in plans.items()}
+    return {
+        name: _setup_of(prepared, each, folders, process) for name, each in _plans(prepared).items()
+    }
 
 
 def models_ahead(prepared: Prepared) -> set[str]:
@@ -244,10 +245,9 @@ def models_ahead(prepared: Prepared) -> set[str]:
 
 def _models_in_turns(prepared: Prepared) -> list[Speculation]:
     """Return the methods with a model that drafts in the verifier's engine."""
-    tail = prepared.tail.plans.values() if prepared.tail else ()
     return [
         plan.speculation
-        for plan in (_plan(prepared), *tail)
+        for plan in _plans(prepared).values()
         if plan.speculation.drafter == "model" and plan.decoupled is None
     ]
 
@@ -368,10 +368,26 @@ def _plan(prepared: Prepared) -> DraftPlan:
     return prepared.drafts
 
 
+def _plans(prepared: Prepared) -> dict[str | None, DraftPlan]:
+    """Return the plan of the drafter that workers begin with (None), and of those that they may get
+    in the tail of a rollout, by name."""
+    plans: dict[str | None, DraftPlan] = {None: _plan(prepared)}
+    plans.update(prepared.tail.plans if prepared.tail else {})
+    return plans
+
+
+def draft_models(prepared: Prepared) -> set[str]:
+    """Return the names of the models that draft."""
+    if prepared.drafts is None:
+        return set()
+    drafting = [plan.speculation for plan in _plans(prepared).values()]
+    return {each.model for each in drafting if each.drafter == "model"}
+
+
 def _replayable(prepared: Prepared) -> DraftPlan:
     """Return the plan; raise `InputError` for a method that no engine here supports."""
     plan = _plan(prepared)
-    speculation = plan.speculation
+    speculation, models = plan.speculation, draft_models(prepared)
     if wrong := broken(
         (
             speculation.strategies is not None and not _are_chains(speculation),
@@ -387,7 +403,15 @@ def _replayable(prepared: Prepared) -> DraftPlan:
         ),
         (
             isinstance(speculation.gate, Toggle),
-            "a toggle and its ladder of draft tokens are not replayed; choose gate: open",
+            "a toggle and its ladder of draft tokens are not replayed; choose draft_model",
+        ),
+        (
+            not models.isdisjoint(QUANTISED),
+            "engines here draft with a model of its own, not with the policy in fewer bits; choose draft_model",
+        ),
+        (
+            MTP in models,
+            "engines here draft with a model of its own, not with layers of the policy; choose draft_model",
         ),
     ):
         raise InputError(f"speculation {speculation.label}: {wrong}")

@@ -24,7 +24,7 @@ from simrl.runtime.spot_trainer import SpotTrainer
 from simrl.trace.trace import Sample
 from simrl_replay.clock import WallClock
 from simrl_replay.host import Channel, Failed
-from simrl_replay.link import ProcessLink, wait_until_ready
+from simrl_replay.link import ProcessLink, raise_death, wait_until_ready
 
 
 class Text(NamedTuple):
@@ -90,7 +90,8 @@ class SpotHead:
         self._reports: dict[int, list[Iterated]] = defaultdict(
             list
         )  # by version that they train for
-        env.listen(link.connection, self._hear, self._gone, lambda: bool(self._orders))
+        gone = partial(raise_death, link)
+        env.listen(link.connection, self._hear, gone, lambda: bool(self._orders))
         spot.on_iteration = self._iterate
 
     def finished(self, rollout: Rollout) -> None:
@@ -153,9 +154,6 @@ class SpotHead:
             version = self._orders.popleft()
             if isinstance(report, Iterated):
                 self._reports[version].append(report)
-
-    def _gone(self) -> None:
-        raise StoppedError(f"{self._link.name}: {self._link.death()}")
 
 
 def _train(channel: Channel, folder: str, learning_rate: float, device: str) -> None:

@@ -21,7 +21,7 @@ from pydantic import ValidationError
 from rich.table import Table
 
 from simrl.analysis.run_view import view_run
-from simrl.errors import InputError, StoppedError, broken
+from simrl.errors import InputError, broken
 from simrl.files import temporary_folder
 from simrl.interrupts import ctrl_c_waits
 from simrl.profile.model_shape import model_shape
@@ -45,7 +45,7 @@ from simrl_replay.grpo.policy import TokenIds
 from simrl_replay.grpo.tasks import Countdown, Problem
 from simrl_replay.grpo.trainer import PhaseTrainer, Scored, TaskRewarder
 from simrl_replay.grpo.update import Trajectory, UpdateConfig
-from simrl_replay.link import ProcessLink, first_report, received, spare_gpu
+from simrl_replay.link import ProcessLink, received, spare_gpu, wait_until_ready
 from simrl_replay.replayer import ReplayConfig, engine_gpus
 
 MEASURED_UPDATES = 4  # after one that warms up
@@ -259,11 +259,7 @@ def real_training(prepared: Prepared, config: ReplayConfig, logs: Path) -> Itera
             threads | (spare_gpu(taken) if config.device == "cuda" else {}),
         )
         try:
-            if not link.connection.poll(config.start_deadline_s):
-                raise StoppedError(
-                    f"trainer: not up after {config.start_deadline_s:g} s; raise --start-deadline"
-                )
-            first_report(link)
+            wait_until_ready([link], config.start_deadline_s)
             link.send([Measure(_batches(prepared, config))])
             (efficiency,) = received(link)
             task = task_of(prepared.trace)

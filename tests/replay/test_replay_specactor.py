@@ -12,7 +12,6 @@ from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
 from simrl.trace.trace import Trace, TraceMetadata, write_trace
 from simrl_replay.random_model import make_drafter, make_model, nudge
-from simrl_replay.replayed import draft_folders
 from simrl_replay.replayer import (
     Measured,
     ReplayConfig,
@@ -147,6 +146,3 @@ def test_what_engines_cannot_hold_is_refused_with_a_remedy(folder: Path) -> None
     shared = ReplayConfig(folder / "model", engines_per_gpu=2)
     with pytest.raises(InputError, match="let each engine have its own"):
         check_replayable(chosen, shared)
-    with pytest.raises(InputError, match="give NAME=FOLDER"):
-        draft_folders(["one", "two"])
-    assert draft_folders(["a=one", "b=two"])[1] == {"a": Path("one"), "b": Path("two")}

@@ -135,6 +135,20 @@ def test_a_head_of_another_form_or_of_random_states_is_not_trained(of: Of, tmp_p
         check_replayable(prepared, replace(config, dummy_weights=True))
 
 
+@pytest.mark.parametrize("config", ["{", "[1]", None])
+def test_a_draft_folder_with_a_broken_config_is_named(
+    of: Of, tmp_path: Path, config: str | None
+) -> None:
+    if config is not None:
+        (tmp_path / "config.json").write_text(config)
+    prepared, _ = replayed_form(of("tlt"))
+    with pytest.raises(InputError, match=f"{tmp_path}/config.json: not a model's config"):
+        check_replayable(prepared, ReplayConfig(Path("model"), draft_model=tmp_path))
+    (tmp_path / "config.json").write_text('{"architectures": 1}')
+    with pytest.raises(InputError, match="heads of the form EagleLlamaForCausalLM, not"):
+        check_replayable(prepared, ReplayConfig(Path("model"), draft_model=tmp_path))
+
+
 def test_das_is_drafted_by_simrl_with_a_window_for_each_response(of: Of) -> None:
     setup = drafter_setup(of("das"))
     assert setup is not None and (setup.kind, setup.window) == ("history", Fixed(tokens=16))
@@ -217,16 +231,29 @@ def test_a_drafter_asks_for_no_number_of_ranks(of: Of) -> None:
         ("spec_rl", "choose histospec"),
         (
             "efficient_rollout",
-            "a toggle and its ladder of draft tokens are not replayed; choose gate",
+            "a toggle and its ladder of draft tokens are not replayed; choose draft_model",
+        ),
+        (
+            {"name": "efficient_rollout", "gate": "open"},
+            "not with the policy in fewer bits; choose draft_model",
         ),
     ],
 )
 def test_what_no_engine_does_is_refused_with_a_remedy(
     of: Of, method: str | dict[str, Any], remedy: str
 ) -> None:
-    for told in (speculative_config, drafter_setup):
+    for call in (speculative_config, drafter_setup):
         with pytest.raises(InputError, match=remedy):
-            told(of(method))
+            call(of(method))
+
+
+def test_a_policys_own_layers_are_no_draft_model(of: Of, tmp_path: Path) -> None:
+    one = of("draft_model")
+    assert one.drafts is not None
+    mtp = replace(one.drafts, speculation=replace(one.drafts.speculation, model="mtp"))
+    folder_of("Qwen3ForCausalLM", tmp_path)
+    with pytest.raises(InputError, match="not with layers of the policy; choose draft_model"):
+        speculative_config(replace(one, drafts=mtp), draft_folder=tmp_path)
 
 
 def test_an_engine_holds_the_longest_sample_and_its_drafts_and_no_token_more(of: Of) -> None:

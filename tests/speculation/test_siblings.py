@@ -169,3 +169,18 @@ def test_a_draft_takes_less_than_two_microseconds():
     sibling_runs(trace)
     seconds = time.process_time() - started
     assert seconds / trace.column("response_tokens").sum() < 2e-6
+
+
+def test_beyond_the_most_groups_one_of_which_a_response_runs_is_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("simrl_replay.sibling_drafter.MOST_GROUPS", 2)
+    drafter, ids = SiblingDrafter(), np.arange(8, dtype=np.int32)
+    for request, prompt_id in enumerate((0, 0, 1, 2)):  # the third prompt is one too many
+        drafter.start_request(request, prompt_id)
+    drafter.observe(0, ids)
+    drafter.observe(1, ids[:4])
+    assert drafter.propose([1], [3])[0].tolist() == [4, 5, 6]
+    drafter.stop_request(2)
+    drafter.start_request(4, 3)  # now the second prompt may go
+    assert drafter.propose([1], [3])[0].tolist() == [4, 5, 6]

@@ -52,7 +52,7 @@ def _make(configs: list[str], output: Path) -> None:
         import transformers  # noqa: F401
     except ImportError as error:
         raise InputError(
-            f'{error.name} is not installed here; install vLLM (docs/replay.md, Install), which brings it'
+            f"{error.name} is not installed here; install vLLM (docs/replay.md, Install), which brings it"
         ) from None
     from simrl_replay.grpo.config import WARM_UPS, read_config
     from simrl_replay.grpo.records import RunFolder

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import simpy
@@ -29,7 +30,7 @@ from simrl_replay.grpo.phase_learner import LogProbs, Publish, Train
 from simrl_replay.grpo.policy import TokenIds
 from simrl_replay.grpo.update import Trajectory
 from simrl_replay.host import Failed
-from simrl_replay.link import ProcessLink
+from simrl_replay.link import ProcessLink, raise_death
 
 UPDATE_DEADLINE_S = 3600.0  # for one update of the learner
 NO_UPDATE = "no update for {:g} s; see its log"
@@ -47,7 +48,7 @@ class Scored(NamedTuple):
 
 
 class TaskRewarder:
-    """Scores responses by a function, in this process and at once."""
+    """The rewarder of a task: a function scores responses, in this process and at once."""
 
     def __init__(self, env: WallClock, reward: Callable[[Sample, Sequence[int]], float]) -> None:
         self.spans: list[Scored] = []
@@ -89,8 +90,9 @@ class LearningTrainer:
         self._publications = Publications(env)
         self._answer: simpy.Event | None = None  # fires with the learner's report
         self._asked_s = 0.0
-        env.listen(link.connection, self._hear, self._gone, lambda: self._answer is not None)
-        env.check(self._look)
+        gone = partial(raise_death, link)
+        env.listen(link.connection, self._hear, gone, lambda: self._answer is not None)
+        env.check(lambda: look_at(link, env, self._asked_s if self._answer is not None else None))
 
     def train(
         self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True
@@ -136,14 +138,6 @@ class LearningTrainer:
             self._answer.succeed(report)
             self._answer = None
 
-    def _look(self) -> None:
-        """Raise `StoppedError` for an update that exceeds its deadline."""
-        if self._answer is not None and self._env.wall_s() - self._asked_s > UPDATE_DEADLINE_S:
-            raise StoppedError(f"{self._link.name}: {NO_UPDATE.format(UPDATE_DEADLINE_S)}")
-
-    def _gone(self) -> None:
-        raise StoppedError(f"{self._link.name}: {self._link.death()}")
-
 
 class PhaseTrainer(SimulatedTrainer):
     """A `SimulatedTrainer` whose phases a learner carries out in a process of its own, for as long
@@ -165,8 +159,9 @@ class PhaseTrainer(SimulatedTrainer):
         self._minibatches = 1
         self._waiting: deque[tuple[str, simpy.Event]] = deque()  # phases, in their order
         self._heard_s = 0.0
-        env.listen(link.connection, self._hear, self._gone, lambda: bool(self._waiting))
-        env.check(self._look)
+        gone = partial(raise_death, link)
+        env.listen(link.connection, self._hear, gone, lambda: bool(self._waiting))
+        env.check(lambda: look_at(link, env, self._heard_s if self._waiting else None))
 
     def train(
         self, rollouts: Sequence[Rollout], prepared: Sequence[Rollout] = (), publish: bool = True
@@ -209,13 +204,12 @@ class PhaseTrainer(SimulatedTrainer):
             self.figures.setdefault(kind, []).append(seconds | report.figures)
             event.succeed()
 
-    def _look(self) -> None:
-        """Raise `StoppedError` for a phase that exceeds its deadline."""
-        if self._waiting and self._clock.wall_s() - self._heard_s > UPDATE_DEADLINE_S:
-            raise StoppedError(f"{self._link.name}: {NO_UPDATE.format(UPDATE_DEADLINE_S)}")
 
-    def _gone(self) -> None:
-        raise StoppedError(f"{self._link.name}: {self._link.death()}")
+def look_at(link: ProcessLink, env: WallClock, asked_s: float | None) -> None:
+    """Raise `StoppedError` for a command of `asked_s` (None: there is none) that exceeds its
+    deadline."""
+    if asked_s is not None and env.wall_s() - asked_s > UPDATE_DEADLINE_S:
+        raise StoppedError(f"{link.name}: {NO_UPDATE.format(UPDATE_DEADLINE_S)}")
 
 
 def failure(link: ProcessLink, report: Failed) -> StoppedError:

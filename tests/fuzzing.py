@@ -15,7 +15,6 @@ import json
 import logging
 import os
 import resource
-import select
 import shutil
 import signal
 import subprocess
@@ -24,7 +23,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -37,7 +36,7 @@ from tests.mutations import Files, mutated
 LIMIT_S = 5.0  # of computing: other processes on the machine do not count
 LIMIT_MB = 1000.0
 GRACE_S = 60.0  # of the wall clock: a process that waits, or is in native code, hears no signal
-START_S = 300.0  # of the wall clock, to start, and to make an input on a busy machine
+START_S = 300.0  # of computing, for what is compiled and imported
 
 
 @dataclass(frozen=True)
@@ -99,64 +98,39 @@ def lay(files: Files, folder: Path) -> None:
 def fuzz(reader: str, inputs: int, seed: int, kept: Path, limit_s: float = LIMIT_S) -> Report:
     """Read so many inputs. Those that fail are kept in a folder each."""
     report = Report(reader)
+    variables = environment(ARROW_DEFAULT_MEMORY_POOL="system", OMP_NUM_THREADS="1", COLUMNS="200")
     with tempfile.TemporaryDirectory(prefix="simrl-fuzz-") as temporary:
         scratch, first = Path(temporary), 0
         while first < inputs:
-            for line in _process(reader, seed, first, inputs, scratch, limit_s):
+            words = map(str, (reader, seed, first, inputs, scratch, limit_s))
+            process = subprocess.run(
+                [sys.executable, "-m", "tests.fuzzing", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=variables,
+            )
+            lines = [*map(json.loads, (scratch / "lines").read_text().splitlines())]
+            if lines and "outcome" not in lines[-1]:  # of an input that it began
+                printed = (scratch / "printed").read_bytes()
+                said = (process.stdout + printed).decode(errors="replace")[-3000:].strip()
+                said = f"the process died with code {process.returncode}\n{said}"
+                lines[-1] |= {"outcome": "failed", "said": said, "s": limit_s, "mb": 0.0}
+                (scratch / "input").rename(scratch / f"failed-{lines[-1]['input']}")
+            elif process.returncode:
+                raise RuntimeError(f"{reader}: died between two inputs: {process.stdout!r}")
+            for line in lines:
+                if "outcome" not in line:
+                    continue
                 report.add(line)
                 first = line["input"] + 1
                 if line["outcome"] == "failed":
                     place = kept / f"{reader}-{seed}-{line['input']}"
                     shutil.rmtree(place, ignore_errors=True)
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.move(scratch / "failed", place)
-                    failure = (line["said"] + "\n").encode(errors="backslashreplace")
-                    (place / "failure.txt").write_bytes(failure)
+                    shutil.move(scratch / f"failed-{line['input']}", place)
+                    said = f"{line['said']}\n".encode(errors="backslashreplace")
+                    (place / "failure.txt").write_bytes(said)
     return report
-
-
-def _process(
-    reader: str, seed: int, first: int, end: int, scratch: Path, limit_s: float
-) -> Iterator[dict[str, Any]]:
-    """Yield what a process says of the inputs from `first` on, as far as it comes."""
-    log = scratch / "log"
-    words = map(str, (reader, seed, first, end, scratch, limit_s))
-    variables = environment(ARROW_DEFAULT_MEMORY_POOL="system", OMP_NUM_THREADS="1", COLUMNS="200")
-    with (
-        log.open("wb") as errors,
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.fuzzing", *words],
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=variables,
-        ) as process,
-    ):
-        assert process.stdout is not None
-        under_way, wait_s, rest = None, START_S, b""
-        while True:
-            ready, _, _ = select.select([process.stdout], [], [], wait_s)
-            chunk = os.read(process.stdout.fileno(), 65536) if ready else b""
-            if not chunk:
-                break
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in map(json.loads, lines):
-                if "begins" in line:
-                    under_way, wait_s = line["begins"], limit_s + GRACE_S
-                else:
-                    under_way, wait_s = None, START_S
-                    yield line
-        if not ready:
-            process.kill()
-        code = process.wait()
-        what = f"the process died with code {code}" if ready else "hangs, in native code"
-        logs = (path for path in (log, scratch / "printed") if path.exists())
-        tail = "\n".join(path.read_text(errors="replace").strip()[-3000:] for path in logs)
-        if under_way is not None:
-            (scratch / "input").rename(scratch / "failed")
-            said = {"outcome": "failed", "said": f"{what}\n{tail}"}
-            yield {"input": under_way, **said, "s": limit_s, "mb": 0.0}
-        elif code != 0 or not ready:
-            raise RuntimeError(f"{reader}: {what} between two inputs: {tail}")
 
 
 # In the process
@@ -174,7 +148,7 @@ def main() -> None:
     """Read inputs `first` to `end`, and say of each what happened, a line of JSON each."""
     name, seed, first, end, scratch, limit_s = sys.argv[1:]
     folder = Path(scratch)
-    tell = os.fdopen(os.dup(1), "w", buffering=1)
+    tell = (folder / "lines").open("w", buffering=1)
     printed = os.open(folder / "printed", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     import pyarrow as pa
 
@@ -184,12 +158,11 @@ def main() -> None:
     seeds = reader.seeds()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    faulthandler.enable(os.dup(2))
+    log = os.dup(2)
+    faulthandler.enable(log)
     for files in seeds:  # compiles and imports what is needed: no input is slow for that
         if not name.startswith("self"):
             _try(reader, files, folder, START_S, printed)
-            # one that fails does so again, as one of the first inputs
-            shutil.rmtree(folder / "failed", ignore_errors=True)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     warnings.simplefilter("error")
@@ -200,11 +173,13 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for number in range(int(first), int(end)):
         files = an_input(seeds, name, int(seed), number)
-        print(json.dumps({"begins": number}), file=tell)
+        print(json.dumps({"input": number}), file=tell)
+        faulthandler.dump_traceback_later(float(limit_s) + GRACE_S, exit=True, file=log)
         line = _try(reader, files, folder, float(limit_s), printed)
+        faulthandler.cancel_dump_traceback_later()
+        if line["outcome"] == "failed":
+            (folder / "input").rename(folder / f"failed-{number}")
         print(json.dumps({"input": number, **line}), file=tell)
-        while line["outcome"] == "failed" and (folder / "failed").exists():
-            time.sleep(0.001)  # until it is kept
 
 
 def _try(
@@ -236,8 +211,6 @@ def _try(
     if outcome != "failed":
         said = next((words for words, breached in breaches.items() if breached), "")
         outcome = "failed" if said else outcome
-    if outcome == "failed":
-        place.rename(scratch / "failed")
     return {"outcome": outcome, "said": said, "s": seconds, "mb": grown_mb}
 
 

@@ -5,8 +5,10 @@ What each found, and what it alone reads:
 - trace: token ids beyond 32 bits; crashes of Arrow on damaged footers, tables that inflate.
 - profile: ticks that make a huge grid, a table that says it is a billion rows.
 - scenario: half a character in a key, a file that is a quoted number, a speculation whose name is
-  a list, a model larger than any float, deep brackets that crash libyaml. Presets found nothing;
-  nothing else reads their TOML with damage.
+  a list, deep brackets that crash libyaml.
+- files: damaged traces and profiles behind a scenario. Presets found nothing; nothing else damages
+  their TOML.
+- config: a model larger than any float.
 - sweep: a quoted number, and half a character in a key that is drawn from.
 - result: a segment at no worker, a result without its varied keys, or taken at its word.
 - report: missing keys, points without a number, deep JSON, outcomes taken at their word.
@@ -16,7 +18,7 @@ What each found, and what it alone reads:
 - metrics: a log without response lengths (slime), numbers of hundreds of digits (TRL), steps beyond
   any number. Consoles, exports and MLflow found nothing; each has a parser.
 - tokenizer: panics, counts that fail, ids beyond 32 bits.
-- calibration: messages that named no file, a quoted number; model configs are read in it.
+- calibration: messages that named no file, a quoted number.
 """
 
 from __future__ import annotations
@@ -236,7 +238,7 @@ def _with_arguments(scenario: dict[str, Any], **words: Sequence[str]) -> Files:
 
 
 def _scenarios() -> list[Files]:
-    """Scenarios alone, with words after them, with files that they name, and with presets."""
+    """Scenarios alone, and with words after them."""
     several = ["cluster.gpus=8", "systems=[split,{name: areal, eta: 2}]", "seed=${steps}"]
     choices = {
         "overrides": ["steps=3", "vary=[{seed: 1},{seed: 2}]"],
@@ -244,6 +246,16 @@ def _scenarios() -> list[Files]:
         "pipeline": ["areal", "rhymerl"],
         "speculation": ["none", "{name: histospec, gate: open}"],
     }
+    return [
+        *(_with_arguments(_soaked(number)) for number in SOAKED),
+        _with_arguments({**CHEAP, "name": "${model}"}, overrides=several),
+        _with_arguments(CHEAP, **choices),
+        _with_arguments(CHEAP, system=["areal"], overrides=["eta=2"]),
+    ]
+
+
+def _files() -> list[Files]:
+    """Scenarios that name files, which are mutated with them."""
     files: dict[str, bytes] = {
         "profile.parquet": a_profile(),
         "draft.parquet": a_profile("qwen2.5-0.5b"),
@@ -256,10 +268,6 @@ def _scenarios() -> list[Files]:
     presets = (EXAMPLES / "my_presets.toml").read_bytes()
     engine = {"preset": "my.toml#my-engine", "enforce_eager": True}
     return [
-        *(_with_arguments(_soaked(number)) for number in SOAKED),
-        _with_arguments({**CHEAP, "name": "${model}"}, overrides=several),
-        _with_arguments(CHEAP, **choices),
-        _with_arguments(CHEAP, system=["areal"], overrides=["eta=2"]),
         {
             "scenario.yaml": as_yaml({**CHEAP, **named, **drafts}),
             "trace.parquet": _with_turns(),
@@ -591,7 +599,7 @@ def _read_metrics(folder: Path) -> None:
 
 
 def calibrations() -> list[Files]:
-    """A log with a launch scenario, and one with settings and the model's config."""
+    """A log with a launch scenario, and one with settings."""
     launch = {
         **CHEAP,
         "cluster": {"gpu": "a100", "gpus": 4, "tp": 2},
@@ -600,11 +608,9 @@ def calibrations() -> list[Files]:
     }
     settings = ["model=qwen3-0.6b", "cluster.gpu=a100", "cluster.gpus=4", "cluster.tp=1"]
     arguments = json.dumps({"settings": settings}).encode()
-    own = arguments.replace(b"qwen3-0.6b", b"model")
     return [
         {"run.log": verl_log(), "launch.yaml": as_yaml(launch), "arguments.json": b"{}"},
         {"run.log": verl_log(), "arguments.json": arguments},
-        {"run.log": verl_log(), "arguments.json": own, "model/config.json": config()},
     ]
 
 
@@ -670,6 +676,10 @@ READERS: dict[str, Reader] = {
     ),
     "profile": Reader(lambda: [{"profile.parquet": a_profile()}], _read_profile),
     "scenario": Reader(_scenarios, _read_scenario),
+    "files": Reader(_files, _read_scenario),
+    "config": Reader(
+        lambda: [{"model/config.json": config()}], lambda folder: model_shape(folder / "model")
+    ),
     "sweep": Reader(_sweeps, _read_sweep),
     "result": Reader(_results, _read_result),
     "report": Reader(_reports, _read_report),

@@ -15,14 +15,13 @@ What each part found:
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from copy import deepcopy
 from decimal import Decimal
+from functools import partial
 from itertools import islice
 from pathlib import PurePosixPath
 from random import Random
@@ -111,7 +110,7 @@ COLUMNS = (  # the type of a column, and a value of it where the column's own ca
 )
 CANNOT_BE = (
     *(ValueError, TypeError, LookupError, OverflowError, RecursionError),
-    *(pa.ArrowException, yaml.YAMLError, csv.Error),
+    *(pa.ArrowException, yaml.YAMLError),
 )
 
 
@@ -336,32 +335,13 @@ def _of_json_lines(content: bytes, rng: Random) -> bytes:
     return b"".join(lines)
 
 
-def _of_csv(content: bytes, rng: Random) -> bytes:
-    rows = list(csv.reader(io.StringIO(content.decode())))
-    i = rng.randrange(len(rows))
-    j = rng.randrange(len(rows[0]))
-    match rng.randrange(8):
-        case 0:
-            rows.insert(i, rng.choice(rows))
-        case 1:
-            rows = [[*row, row[i % len(row)]] for row in rows]
-        case 2:
-            rows[i] = rng.choice((rows[i][:-1], [*rows[i], "x"]))
-        case 3:
-            rows = [row[:j] + row[j + 1 :] for row in rows]
-        case _:
-            rows[i][rng.randrange(len(rows[i]))] = str(nasty(rng))
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(rows)
-    return out.getvalue().encode("utf-8", "surrogatepass")
-
-
-def _of_log(content: bytes, rng: Random) -> bytes:
+def _of_text(content: bytes, rng: Random, between: str = " ") -> bytes:
+    """Change a line or one of its words."""
     lines = content.decode().splitlines(keepends=True)
     i = rng.randrange(len(lines))
-    words = lines[i].split(" ")
+    words = lines[i].split(between)
     j = rng.randrange(len(words))
-    match rng.randrange(5):
+    match rng.randrange(6):
         case 0:
             lines.insert(i, rng.choice(lines))
         case 1:
@@ -371,13 +351,13 @@ def _of_log(content: bytes, rng: Random) -> bytes:
         case 3:
             words[j] = str(nasty(rng))
         case 4:
-            digits = (rng.choice(WORDS + NUMBERS) if rng.random() < 0.3 else c for c in words[j])
-            words[j] = "".join(
-                str(new)[:40] if c.isdecimal() else c
-                for c, new in zip(words[j], digits, strict=True)
-            )
+            words.insert(j, rng.choice(words))
+        case 5:
+            others = [str(nasty(rng))[:40] if rng.random() < 0.3 else c for c in words[j]]
+            digits = zip(words[j], others, strict=True)
+            words[j] = "".join(other if c.isdecimal() else c for c, other in digits)
     if len(lines) > i:
-        lines[i] = " ".join(words)
+        lines[i] = between.join(words)
     return "".join(lines).encode("utf-8", "surrogatepass")
 
 
@@ -386,6 +366,6 @@ FORMATS: dict[str, Callable[[bytes, Random], bytes]] = {
     ".jsonl": _of_json_lines,
     ".yaml": _of_yaml,
     ".parquet": _of_parquet,
-    ".csv": _of_csv,
-    ".log": _of_log,
+    ".csv": partial(_of_text, between=","),
+    ".log": _of_text,
 }

@@ -345,11 +345,7 @@ def _a_result(system: str, **parameters: Any) -> Result:
 
 
 def _results() -> list[Files]:
-    results = (
-        _a_result("areal", eta=1),
-        _a_result("tlt"),
-        _a_result("seer", chunk_tokens=20),
-    )
+    results = _a_result("areal", eta=1), _a_result("tlt"), _a_result("seer", chunk_tokens=20)
     return [_written(result.write, under="run/") for result in results]
 
 
@@ -357,16 +353,16 @@ def _read_result(folder: Path) -> None:
     """Read it as `explain`, `diff` and `compare --measured` do."""
     result, other = read_result(folder / "run"), _a_result("areal", eta=1)
     console = Console(file=io.StringIO(), width=200)
-    for predicted in (result, other):
-        with _named(folder):
-            agreement = agree(predicted, result)
-        json.dumps(agreement.as_json())
-        print_agreement(agreement, console)
     with _named(folder):
         explanation = explain_result(result)
     json.dumps(explanation.as_json())
     print_explanation(explanation, console)
     print_difference(diff_results(other, result), console)
+    for predicted in (result, other):
+        with _named(folder):
+            agreement = agree(predicted, result)
+        json.dumps(agreement.as_json())
+        print_agreement(agreement, console)
 
 
 def _reports() -> list[Files]:

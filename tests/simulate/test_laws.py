@@ -72,6 +72,7 @@ def rates(system: str, gpus: int, seeds: range, steps: int) -> Rates:
 
 @pytest.mark.parametrize("system", ["verl_colocated", "seer", "areal", "rhymerl", "tlt"])
 def test_the_mean_over_eight_seeds_is_the_mean_over_eight_others(system):
+    """I43: the means lie within four of their standard errors."""
     some, others = (rates(system, 16, range(first, first + 8), 4) for first in (0, 100))
     apart = abs(mean(some.of_seeds) - mean(others.of_seeds))
     assert apart < APART * (some.error**2 + others.error**2) ** 0.5
@@ -88,6 +89,7 @@ def assert_never_slower(system: str, seeds: range, steps: int) -> None:
 
 @pytest.mark.parametrize("system", RECIPES.own)
 def test_more_gpus_are_never_slower_but_where_a_line_says_why(system):
+    """I44: 16, 32 and 64 GPUs, up to 1 % and two standard errors."""
     assert_never_slower(system, range(2), 4)
 
 

@@ -1,18 +1,20 @@
-"""Fuzzing: what a reader may do with files that are hardly valid is to give a valid object or to raise a one-line `InputError`.
+"""Fuzzing: for a file that is hardly valid, a reader gives a valid object or raises a one-line
+`InputError` that names the file.
 
-Anything else is a failure: another exception, a warning, something printed, five seconds, a gigabyte, a dead process. Inputs
-are mutations of valid ones (`mutations.py`), and an input belongs to (seed, reader, number). They are read in a process of its
-own, which may die: the input is then kept, and another process goes on with the next one.
+Anything else is a failure: another exception, a warning, something printed, five seconds, a
+gigabyte, a dead process. Inputs are mutations of valid ones (`mutations.py`), and an input belongs
+to (seed, reader, number). They are read in a separate process: if it dies or hangs in native code,
+the input is kept and another process goes on with the next one. Deaths found crashes of libyaml and
+Arrow, panics of tokenizers; the limits found huge grids and inflated tables; the rest tracebacks.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import json
+import logging
 import os
-import pickle
 import resource
-import select
 import shutil
 import signal
 import subprocess
@@ -21,7 +23,7 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -33,25 +35,24 @@ from tests.mutations import Files, mutated
 
 LIMIT_S = 5.0  # of computing: other processes on the machine do not count
 LIMIT_MB = 1000.0
-GRACE_S = 60.0  # of the clock on the wall: a process that waits, or is in native code, hears of no signal and is killed
+GRACE_S = 60.0  # of the wall clock: a process that waits, or is in native code, hears no signal
+START_S = 300.0  # of computing, for what is compiled and imported
 
 
 @dataclass(frozen=True)
 class Reader:
-    """What is read: some valid inputs, and how. `read` is given the folder in which the files of an input lie. Whoever
-    calls a reader that does not `name_the_file` does so."""
+    """A reader: some valid inputs, and a function of the folder in which the files of an input
+    lie."""
 
     seeds: Callable[[], list[Files]]
     read: Callable[[Path], object]
-    names_the_file: bool = True
     needs: str = ""  # a package that may be missing
-    # as the tokenizers package does about a panic, which then is an `InputError`
-    may_print: bool = False
+    may_print: bool = False  # as the tokenizers package does about a panic
 
 
 @dataclass
 class Report:
-    """What became of the inputs of a reader. `failures` are the numbers of inputs and what happened."""
+    """The counts of a reader's inputs. `failures` are numbers of inputs and what happened."""
 
     reader: str
     inputs: int = 0
@@ -62,6 +63,7 @@ class Report:
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, line: dict[str, Any]) -> None:
+        """Count an input by what the process says of it."""
         self.inputs += 1
         self.slowest_s = max(self.slowest_s, line["s"])
         self.most_mb = max(self.most_mb, line["mb"])
@@ -73,7 +75,7 @@ class Report:
 
 
 def an_input(seeds: list[Files], reader: str, seed: int, number: int) -> Files:
-    """Input `number`; the first ones are the seeds as they are."""
+    """Return input `number`; the first ones are the seeds as they are."""
     if number < len(seeds):
         return seeds[number]
     rng = Random(f"{seed} {reader} {number}")
@@ -81,7 +83,7 @@ def an_input(seeds: list[Files], reader: str, seed: int, number: int) -> Files:
 
 
 def lay(files: Files, folder: Path) -> None:
-    """Writes the files of an input into an empty folder."""
+    """Write the files of an input into an empty folder."""
     for name, content in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,98 +96,48 @@ def lay(files: Files, folder: Path) -> None:
 
 
 def fuzz(reader: str, inputs: int, seed: int, kept: Path, limit_s: float = LIMIT_S) -> Report:
-    """Reads so many inputs. Those that fail are kept in a folder each."""
-    from tests.readers import EVERY
-
-    seeds = EVERY[reader].seeds()
+    """Read so many inputs. Those that fail are kept in a folder each."""
     report = Report(reader)
+    variables = environment(ARROW_DEFAULT_MEMORY_POOL="system", OMP_NUM_THREADS="1", COLUMNS="200")
     with tempfile.TemporaryDirectory(prefix="simrl-fuzz-") as temporary:
-        scratch = Path(temporary)
-        (scratch / "seeds").write_bytes(pickle.dumps(seeds))
-        first = 0
+        scratch, first = Path(temporary), 0
         while first < inputs:
-            for line in _process(reader, seed, first, inputs, scratch, limit_s):
+            words = map(str, (reader, seed, first, inputs, scratch, limit_s))
+            process = subprocess.run(
+                [sys.executable, "-m", "tests.fuzzing", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=variables,
+            )
+            lines = [*map(json.loads, (scratch / "lines").read_text().splitlines())]
+            if lines and "outcome" not in lines[-1]:  # of an input that it began
+                printed = (scratch / "printed").read_bytes()
+                said = (process.stdout + printed).decode(errors="replace")[-3000:].strip()
+                said = f"the process died with code {process.returncode}\n{said}"
+                lines[-1] |= {"outcome": "failed", "said": said, "s": limit_s, "mb": 0.0}
+                (scratch / "input").rename(scratch / f"failed-{lines[-1]['input']}")
+            elif process.returncode:
+                raise RuntimeError(f"{reader}: died between two inputs: {process.stdout!r}")
+            for line in lines:
+                if "outcome" not in line:
+                    continue
                 report.add(line)
                 first = line["input"] + 1
                 if line["outcome"] == "failed":
                     place = kept / f"{reader}-{seed}-{line['input']}"
                     shutil.rmtree(place, ignore_errors=True)
                     place.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.move(scratch / "failed", place)
-                    (place / "failure.txt").write_text(
-                        line["said"] + "\n", encoding="utf-8", errors="backslashreplace"
-                    )
+                    shutil.move(scratch / f"failed-{line['input']}", place)
+                    said = f"{line['said']}\n".encode(errors="backslashreplace")
+                    (place / "failure.txt").write_bytes(said)
     return report
-
-
-def _process(
-    reader: str, seed: int, first: int, end: int, scratch: Path, limit_s: float
-) -> Iterator[dict[str, Any]]:
-    """What a process says of the inputs from `first` on, as far as it comes."""
-    log = scratch / "log"
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fuzzing",
-        reader,
-        str(seed),
-        str(first),
-        str(end),
-        str(scratch),
-        str(limit_s),
-    ]
-    variables = environment(ARROW_DEFAULT_MEMORY_POOL="system", OMP_NUM_THREADS="1", COLUMNS="200")
-    with (
-        log.open("wb") as said,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, env=variables) as process,
-    ):
-        assert process.stdout is not None
-        under_way, wait_s, rest = None, 300.0, b""  # it has to start first
-        while True:
-            ready, _, _ = select.select([process.stdout], [], [], wait_s)
-            chunk = os.read(process.stdout.fileno(), 65536) if ready else b""
-            if not chunk:
-                break
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in map(json.loads, lines):
-                if "begins" in line:
-                    under_way, wait_s = line["begins"], limit_s + GRACE_S
-                else:
-                    under_way, wait_s = (
-                        None,
-                        300.0,
-                    )  # the next one is made first, perhaps on a machine with much to do
-                    yield line
-        hangs = not ready
-        if hangs:
-            process.kill()
-        code = process.wait()
-        tail = "\n".join(
-            path.read_text(errors="replace").strip()[-3000:]
-            for path in (log, scratch / "printed")
-            if path.exists()
-        )
-        if under_way is not None:
-            what = "hangs, in native code" if hangs else f"the process died with code {code}"
-            (scratch / "input").rename(scratch / "failed")
-            yield {
-                "input": under_way,
-                "outcome": "failed",
-                "said": f"{what}\n{tail}",
-                "s": limit_s,
-                "mb": 0.0,
-            }
-        elif code != 0 or hangs:
-            raise RuntimeError(
-                f"{reader}: the process that reads ended with code {code} between two inputs: {tail}"
-            )
 
 
 # In the process
 
 
 class Hangs(BaseException):
-    """Raised by the alarm."""
+    """The alarm's exception, which no reader takes for an error."""
 
 
 def _alarm(*_: object) -> None:
@@ -193,48 +145,47 @@ def _alarm(*_: object) -> None:
 
 
 def main() -> None:
-    """Reads inputs `first` to `end` and says of each what happened, a line of JSON each."""
+    """Read inputs `first` to `end`, and say of each what happened, a line of JSON each."""
     name, seed, first, end, scratch, limit_s = sys.argv[1:]
     folder = Path(scratch)
-    tell = os.fdopen(os.dup(1), "w", buffering=1)
+    tell = (folder / "lines").open("w", buffering=1)
     printed = os.open(folder / "printed", os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
     import pyarrow as pa
 
     from tests.readers import EVERY
 
     reader = EVERY[name]
-    seeds = pickle.loads((folder / "seeds").read_bytes())
+    seeds = reader.seeds()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    faulthandler.enable(os.dup(2))
+    log = os.dup(2)
+    faulthandler.enable(log)
     for files in seeds:  # compiles and imports what is needed: no input is slow for that
         if not name.startswith("self"):
-            _try(reader, files, folder, 300.0, printed)
-            shutil.rmtree(
-                folder / "failed", ignore_errors=True
-            )  # it fails again, as one of the first inputs
+            _try(reader, files, folder, START_S, printed)
     os.dup2(printed, 1)
     os.dup2(printed, 2)
     warnings.simplefilter("error")
+    logging.getLogger("simrl").addHandler(logging.NullHandler())  # lines of commands
     signal.signal(signal.SIGPROF, _alarm)
-    most = (
-        _memory("VmSize") * 2**20 + 2 * 2**30
-    )  # an allocation that is far too large fails, and not the machine
-    resource.setrlimit(resource.RLIMIT_AS, (int(most), int(most)))
+    # an allocation that is far too large fails, and not the machine
+    most = int(_memory("VmSize") * 2**20 + 2 * 2**30)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
     for number in range(int(first), int(end)):
         files = an_input(seeds, name, int(seed), number)
-        print(json.dumps({"begins": number}), file=tell)
-        said = _try(reader, files, folder, float(limit_s), printed)
-        print(json.dumps({"input": number, **said}), file=tell)
-        while said["outcome"] == "failed" and (folder / "failed").exists():
-            time.sleep(0.001)  # until it is kept
+        print(json.dumps({"input": number}), file=tell)
+        faulthandler.dump_traceback_later(float(limit_s) + GRACE_S, exit=True, file=log)
+        line = _try(reader, files, folder, float(limit_s), printed)
+        faulthandler.cancel_dump_traceback_later()
+        if line["outcome"] == "failed":
+            (folder / "input").rename(folder / f"failed-{number}")
+        print(json.dumps({"input": number, **line}), file=tell)
 
 
 def _try(
     reader: Reader, files: Files, scratch: Path, limit_s: float, printed: int
 ) -> dict[str, Any]:
-    from simrl.errors import InputError
-
+    """Read an input, and say what happened, in how many seconds and with how much memory."""
     place = scratch / "input"
     shutil.rmtree(place, ignore_errors=True)
     place.mkdir()
@@ -243,53 +194,55 @@ def _try(
     os.chdir(place)
     os.ftruncate(printed, 0)
     Path("/proc/self/clear_refs").write_text("5")
-    before_mb = _memory("VmRSS")
-    outcome, said = "accepted", ""
-    began_s = time.process_time()
+    before_mb, began_s = _memory("VmRSS"), time.process_time()
+    outcome, said = _read(reader, place, limit_s)
+    seconds, grown_mb = time.process_time() - began_s, _memory("VmHWM") - before_mb
+    breaches = {
+        f"the message is not one line: {said!r}": outcome == "refused"
+        and (len(said.splitlines()) != 1 or not said.isprintable()),
+        f"the message names no file: {said!r}": outcome == "refused"
+        and not _named(said, files, place),
+        f"{grown_mb:.0f} MB": grown_mb > LIMIT_MB,
+        f"printed {os.pread(printed, 2000, 0)!r}": os.fstat(printed).st_size
+        and not reader.may_print,
+        "ran what it read": any(place.rglob("PWNED")),
+    }
+    os.chdir(scratch)
+    if outcome != "failed":
+        said = next((words for words, breached in breaches.items() if breached), "")
+        outcome = "failed" if said else outcome
+    return {"outcome": outcome, "said": said, "s": seconds, "mb": grown_mb}
+
+
+def _read(reader: Reader, place: Path, limit_s: float) -> tuple[str, str]:
+    """Return accepted, refused or failed, and what was said."""
+    from simrl.errors import InputError
+
     try:
         signal.setitimer(signal.ITIMER_PROF, limit_s)
         try:
             reader.read(place)
-        except InputError as error:
-            outcome, said = "refused", str(error)
-        except Hangs:
-            raise
-        except BaseException:
-            outcome, said = "failed", traceback.format_exc()
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except InputError as error:
+        return "refused", str(error)
     except Hangs:
-        outcome, said = "failed", f"more than {limit_s} s\n{traceback.format_exc()}"
-    seconds, grown_mb = time.process_time() - began_s, _memory("VmHWM") - before_mb
-    if outcome == "refused" and (len(said.splitlines()) != 1 or not said.isprintable()):
-        outcome, said = "failed", f"the message is not one line: {said!r}"
-    if outcome == "refused" and reader.names_the_file and not _named(said, files, place):
-        outcome, said = "failed", f"the message names no file: {said!r}"
-    if outcome != "failed" and grown_mb > LIMIT_MB:
-        outcome, said = "failed", f"{grown_mb:.0f} MB"
-    if outcome != "failed" and os.fstat(printed).st_size and not reader.may_print:
-        outcome, said = "failed", f"printed {os.pread(printed, 2000, 0)!r}"
-    if outcome != "failed" and any(path.name == "PWNED" for path in place.rglob("PWNED")):
-        outcome, said = "failed", "ran what it read"
-    os.chdir(scratch)
-    if outcome == "failed":
-        place.rename(scratch / "failed")
-    return {
-        "outcome": outcome,
-        "said": said if outcome == "failed" else "",
-        "s": seconds,
-        "mb": grown_mb,
-    }
+        return "failed", f"more than {limit_s} s\n{traceback.format_exc()}"
+    except BaseException:
+        return "failed", traceback.format_exc()
+    return "accepted", ""
 
 
 def _named(message: str, files: Files, place: Path) -> bool:
     from simrl.errors import printable
 
-    names = {PurePosixPath(name).name for name in files} | {place.name, "override", "argument"}
+    names = {part for name in files for part in PurePosixPath(name).parts}
+    names |= {place.name, "override", "argument"}
     return any(printable(name)[:40] in message for name in names)
 
 
 def _memory(what: str) -> float:
-    """Of this process, MiB."""
+    """Return a size of this process in MiB."""
     line = next(
         line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(what)
     )

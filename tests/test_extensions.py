@@ -1,6 +1,7 @@
 """Functions that installed packages add: found by name, imported when asked for, told in a line when they are broken."""
 
 import json
+import logging
 import os
 import sys
 import tomllib
@@ -315,3 +316,11 @@ def _with_a_hole(folder: Path) -> Path:
 def test_a_mapping_without_packages_is_simrls_own():
     own = {"a": int}
     assert dict(Extended(own, "simrl.nothing_of_that_kind", "thing")) == own
+
+
+def test_a_command_logs_what_a_script_before_it_in_the_same_process_did_not(simrl: CommandLine):
+    log = logging.getLogger("simrl")
+    log.setLevel(logging.WARNING)
+    assert not log.isEnabledFor(logging.INFO)  # which loggers remember
+    assert simrl("systems").code == 0
+    assert log.isEnabledFor(logging.INFO)

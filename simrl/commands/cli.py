@@ -341,7 +341,8 @@ def _report_on_stderr() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("simrl: %(message)s"))
     log = logging.getLogger("simrl")
-    log.handlers, log.level, log.propagate = [handler], logging.INFO, False
+    log.handlers, log.propagate = [handler], False
+    log.setLevel(logging.INFO)  # not `level`: loggers remember what they were not enabled for
 
 
 def _check_arguments(arguments: list[str]) -> None:

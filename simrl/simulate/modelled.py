@@ -76,7 +76,11 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     history = prepared.scenario.speculation.history_workers
     changed = history.model_dump(exclude_defaults=True)
     chosen = {"minibatches": 1} | prepared.scenario.system.parameters
+    groups = len(trace.group_starts) / len(trace.step_slices)
+    siblings = prepared.drafts is not None and prepared.drafts.speculation.drafter == "siblings"
     missing = {  # what is not modelled, and whether the rollouts have it
+        f"text of siblings at other workers: {prepared.workers} workers share {groups:.3g} groups of a step, and the more "
+        "they are, the less there is to draft from": siblings and prepared.workers > groups,
         "the time between turns, which the trace does not have": "turn_tokens" in names
         and not (timed or divided),
         "how a response's time in its environment is divided, of which the trace has the sum": timed

@@ -69,6 +69,10 @@ def with_columns(**columns):
             "contention of weight syncs for the network",
         ),
         ({"system": {"name": "verl_colocated", "speculation": "ngram"}}, "matches in the prompt"),
+        (
+            {"system": "tlt_base", "cluster": {"gpu": "h100", "gpus": 8, "tp": 1}},
+            "8 workers share 4 groups of a step, and the more they are, the less there is to draft",
+        ),
     ],
 )
 def test_an_entry_is_there_if_the_scenario_has_its_cause(changes, words):

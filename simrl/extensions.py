@@ -15,17 +15,18 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from importlib.metadata import EntryPoint, entry_points, requires
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict, ValidationError, validate_call
 
-from simrl.errors import InputError, first_line
+from simrl.errors import InputError, StoppedError, first_line
 from simrl.validation import call_error
 
 T = TypeVar("T")
+RAISED = (Exception, SystemExit, GeneratorExit)  # by the code of a package; Ctrl-C is the user's
 
 
 def install_command(extra: str) -> str:
@@ -92,7 +93,7 @@ class Extended(Mapping[str, Callable[..., T]]):
         place = f"{self._kind} {entry.name!r}, which {_package(entry)} adds as {entry.value}"
         try:
             function: Any = entry.load()
-        except Exception as error:  # a package may raise anything as it is imported
+        except RAISED as error:  # a package may raise anything as it is imported
             raise InputError(
                 f"{place}: cannot be loaded ({_summary(error)}); repair or uninstall it"
             ) from error
@@ -100,14 +101,37 @@ class Extended(Mapping[str, Callable[..., T]]):
             raise InputError(
                 f"{place}: is no function but {type(function).__name__}; name a function there"
             )
-        parameters = inspect.signature(function).parameters.values()
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (ValueError, TypeError) as error:
+            raise InputError(
+                f"{place}: its parameters are unknown ({first_line(error)}); name a function there"
+            ) from error
         needed = [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
         if len(needed) > self._required:
             extra = ", ".join(needed[self._required :])
             raise InputError(
                 f"{place}: must be given {extra}, which simrl does not know; give each a default"
             )
-        return function  # type: ignore[no-any-return]
+        return _guarded(place, function) if inspect.isfunction(function) else function
+
+
+def _guarded(place: str, function: Callable[..., T]) -> Callable[..., T]:
+    """Return a function of a package that raises `InputError` for what its code raises or how it
+    exits."""
+
+    @wraps(function)
+    def guarded(*arguments: Any, **settings: Any) -> T:
+        try:
+            return function(*arguments, **settings)
+        except (InputError, StoppedError, ValidationError):
+            raise
+        except RAISED as error:
+            raise InputError(
+                f"{place}: raised {_summary(error)}; repair or uninstall it"
+            ) from error
+
+    return guarded
 
 
 def documentation(function: Callable[..., object]) -> str:
@@ -149,7 +173,7 @@ def _package(entry: EntryPoint) -> str:
     return f"package {entry.dist.name}" if entry.dist else "an unnamed package"
 
 
-def _summary(error: Exception) -> str:
+def _summary(error: BaseException) -> str:
     """Return the error and its place in one line."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     file, line = (

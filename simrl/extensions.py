@@ -14,7 +14,7 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, wraps
 from importlib.metadata import EntryPoint, entry_points, requires
 from pathlib import Path
@@ -107,9 +107,10 @@ class Extended(Mapping[str, Callable[..., T]]):
             raise InputError(
                 f"{place}: its parameters are unknown ({first_line(error)}); name a function there"
             ) from error
-        needed = [p.name for p in parameters if p.default is p.empty and p.kind < p.VAR_POSITIONAL]
-        if len(needed) > self._required:
-            extra = ", ".join(needed[self._required :])
+        needed = [p for p in parameters if p.default is p.empty]
+        by_place = [p.name for p in needed if p.kind < p.VAR_POSITIONAL]
+        by_name = [p.name for p in needed if p.kind == p.KEYWORD_ONLY]
+        if extra := ", ".join(by_place[self._required :] + by_name):
             raise InputError(
                 f"{place}: must be given {extra}, which simrl does not know; give each a default"
             )
@@ -122,16 +123,21 @@ def _guarded(place: str, function: Callable[..., T]) -> Callable[..., T]:
 
     @wraps(function)
     def guarded(*arguments: Any, **settings: Any) -> T:
-        try:
+        with raised_in(place):
             return function(*arguments, **settings)
-        except (InputError, StoppedError, ValidationError):
-            raise
-        except RAISED as error:
-            raise InputError(
-                f"{place}: raised {_summary(error)}; repair or uninstall it"
-            ) from error
 
     return guarded
+
+
+@contextmanager
+def raised_in(place: str) -> Iterator[None]:
+    """Raise `InputError` for what a package's code raises within the block, or how it exits."""
+    try:
+        yield
+    except (InputError, StoppedError, ValidationError):
+        raise
+    except RAISED as error:
+        raise InputError(f"{place}: raised {_summary(error)}; repair or uninstall it") from error
 
 
 def documentation(function: Callable[..., object]) -> str:

@@ -89,6 +89,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_asked_for(simrl: CommandL
         ("def mine(): raise SystemExit(0)", "raised SystemExit: 0"),
         ("mine = 3", "is no function but int"),
         ("def mine(share): ...", "must be given share"),
+        ("def mine(*, share): ...", "must be given share"),
         ("def mine(): return 7", "its function returns int, not a System; correct it"),
     ],
 )
@@ -171,6 +172,19 @@ def test_a_drafter_of_ones_own_does_over_a_trace_what_simrls_own_does():
     for mine, compiled in zip(slow, fast, strict=True):
         assert np.array_equal(mine, compiled)
     assert slow.accepted.any()
+
+
+@pytest.mark.parametrize("exit_or_error", [ValueError("full"), SystemExit(0)])
+def test_a_drafter_of_ones_own_that_raises_or_exits_is_told_in_a_line(exit_or_error):
+    class Broken(NgramDrafter):
+        def propose(self, requests, most_tokens):
+            raise exit_or_error
+
+    words = (
+        f"a drafter of a package: raised {type(exit_or_error).__name__}: .*test_extensions.py: line"
+    )
+    with pytest.raises(InputError, match=words):
+        drafter_runs(random_groups(seed=4), Broken)
 
 
 def test_settings_are_checked_by_the_functions_own_annotations():

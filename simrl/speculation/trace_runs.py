@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from simrl.errors import InputError
+from simrl.extensions import raised_in
 from simrl.profile.compiled import kernel, part
 from simrl.speculation.choices import HistoryRule
 from simrl.speculation.decoding import packed
@@ -253,24 +254,25 @@ def drafter_runs(
     """
     ids, first = token_ids(trace)
     drafted, accepted = np.zeros((2, len(ids)), dtype=np.uint8)
-    for row, prompt_id in enumerate(trace.column("prompt_id").tolist()):
-        begin, end = int(first[row]), int(first[row + 1])
-        drafter = make_drafter()
-        drafter.start_request(row, prompt_id)
-        for here in range(begin, end):
-            (draft,) = drafter.propose([row], [most_tokens])
-            if len(draft) > most_tokens:
-                raise InputError(
-                    f"drafter {type(drafter).__name__}: drafted {len(draft)} tokens, at most {most_tokens} are "
-                    "allowed; cut its drafts"
+    with raised_in("speculation: a drafter of a package"):
+        for row, prompt_id in enumerate(trace.column("prompt_id").tolist()):
+            begin, end = int(first[row]), int(first[row + 1])
+            drafter = make_drafter()
+            drafter.start_request(row, prompt_id)
+            for here in range(begin, end):
+                (draft,) = drafter.propose([row], [most_tokens])
+                if len(draft) > most_tokens:
+                    raise InputError(
+                        f"drafter {type(drafter).__name__}: drafted {len(draft)} tokens, at most {most_tokens} are "
+                        "allowed; cut its drafts"
+                    )
+                drafted[here] = len(draft)
+                wrong = np.flatnonzero(
+                    draft[: end - here] != ids[here : here + len(draft)][: end - here]
                 )
-            drafted[here] = len(draft)
-            wrong = np.flatnonzero(
-                draft[: end - here] != ids[here : here + len(draft)][: end - here]
-            )
-            accepted[here] = wrong[0] if len(wrong) else min(len(draft), end - here)
-            drafter.observe(row, ids[here : here + 1])
-        drafter.stop_request(row)
+                accepted[here] = wrong[0] if len(wrong) else min(len(draft), end - here)
+                drafter.observe(row, ids[here : here + 1])
+            drafter.stop_request(row)
     return AcceptRuns(first[:-1].copy(), drafted, accepted)
 
 

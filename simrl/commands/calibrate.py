@@ -16,6 +16,7 @@ from simrl.commands.compare import Comparison, simulate_all
 from simrl.commands.options import JOBS, ByKey, File, Folder, Jobs, Systems, WindowLike
 from simrl.commands.view import DataView, View, frame, place
 from simrl.errors import InputError
+from simrl.files import temporary_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -221,9 +222,10 @@ def whatif(
     for system in others:  # before minutes are spent on a calibration
         check_system(system)
     output = place(folder, Path("results") / f"{run_name(Path(log))}-whatif")
-    with folder_or_temporary(output and output.with_name(f"{output.name}-run")) as run_folder:
+    run_place = output and output.with_name(f"{output.name}-run")
+    with folder_or_temporary(run_place) as run_folder, temporary_folder() as temporary:
         calibration = _calibrated(log, overrides, window, group, run_folder, logged)
-        alike = None if logged.get("trace") else write_alike(run_folder)
+        alike = None if logged.get("trace") else write_alike(run_folder, temporary)
         scenarios, remarks = alternatives(run_folder / CALIBRATED, others, jobs)
         compared = simulate_all(scenarios, None, jobs, output, replace(ALONE, alike=alike))
     return WhatIf(calibration, compared, remarks, notes=compared.notes, width=200)

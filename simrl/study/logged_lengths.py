@@ -28,7 +28,7 @@ from simrl.trace.importers.verl import NEEDED, trace_from_verl_metrics
 from simrl.trace.trace import Trace, read_trace, write_trace
 
 SAME_LENGTHS = 0.05  # relative distance of a step's mean length in a trace from the logged one, up to which they are one run
-RUN, ALIKE = "run.parquet", "run_alike.parquet"  # in the folder of a calibration
+RUN = "run.parquet"  # in the folder of a calibration
 KEPT_SHARE = 0.98  # of a batch; more is the rounding of a log
 SMALLER = tuple(
     f"timing_s/{key}"
@@ -263,9 +263,10 @@ def step_tokens(trace: Trace, kept: bool) -> list[NDArray[np.int64]]:
     return [tokens.to_numpy() for _, tokens in table.groupby("step", sort=False)["tokens"]]
 
 
-def write_alike(folder: Path) -> Path | None:
-    """Write the run's trace with the responses of each step sorted by length: responses of a prompt
-    are as alike as they can be. None if it has rewards, which say which groups are kept."""
+def write_alike(folder: Path, into: Path) -> Path | None:
+    """Write the trace of a calibration's folder with the responses of each step sorted by length:
+    responses of a prompt are as alike as they can be. None if it has rewards, which say which
+    groups are kept."""
     trace = read_trace(folder / RUN)
     if "reward" in trace.table.column_names:
         return None
@@ -275,5 +276,5 @@ def write_alike(folder: Path) -> Path | None:
     )  # a trace is in the order of its steps
     columns = {key: table[key].to_numpy() for key in table}
     columns |= {key: columns[key][order] for key in ("response_tokens", "finish_reason")}
-    write_trace(Trace.from_columns(columns, trace.metadata), folder / ALIKE)
-    return folder / ALIKE
+    write_trace(Trace.from_columns(columns, trace.metadata), into / "alike.parquet")
+    return into / "alike.parquet"

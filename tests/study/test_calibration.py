@@ -583,6 +583,8 @@ def test_whatif_compares_the_run_with_another_system_on_its_own_steps(simrl, log
     assert (
         told["said"][-1] == "one_step_off: 1 of 2 workers roll out, the best split that was found."
     )
+    again = simrl("whatif", str(log), *how, "--system", "one_step_off", "-o", "out", "--jobs", "1")
+    assert again.code == 0, again.err  # over what it wrote before
 
 
 @pytest.mark.slow
@@ -601,7 +603,7 @@ def test_whatif_trains_as_many_samples_under_a_system_of_smaller_updates(log, tm
     (tmp_path / "run.yaml").write_text(json.dumps({**text, "systems": ["verl_colocated"]}))
     systems = ["verl_fully_async", "one_step_off"]
     scenarios, said = alternatives(tmp_path / "run.yaml", systems, 1)
-    alike = replace(ALONE, alike=write_alike(tmp_path))
+    alike = replace(ALONE, alike=write_alike(tmp_path, tmp_path))
     compared = simulate_compared(scenarios, 1, InputCache(), the_result, alike)
     ranges = [row["ranges"] for row in compared.rows]
     assert [each.steps for each in scenarios] == [STEPS, 4 * STEPS, STEPS]

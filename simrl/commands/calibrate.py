@@ -16,7 +16,6 @@ from simrl.commands.compare import Comparison, simulate_all
 from simrl.commands.options import JOBS, ByKey, File, Folder, Jobs, Systems, WindowLike
 from simrl.commands.view import DataView, View, frame, place
 from simrl.errors import InputError
-from simrl.files import temporary_folder
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -209,6 +208,7 @@ def whatif(
     as many samples as the run did; a system without a `rollout_share` gets the best of a few.
     """
     from simrl.commands.workload import folder_or_temporary, listed_systems, without_parameters
+    from simrl.files import temporary_folder
     from simrl.study.calibration import CALIBRATED, run_name
     from simrl.study.compare import ALONE
     from simrl.study.logged_lengths import write_alike

@@ -294,7 +294,7 @@ def test_views_cannot_be_changed(compared):
         ),
         (
             lambda trace: simrl.advise(trace, **GIVEN, max_off_policyness=float("nan")),
-            "max_off_policyness=nan: give 0",
+            "max_off_policyness=nan: give a finite number",
         ),
         (
             lambda trace: simrl.compare(trace, SYSTEMS, **{**GIVEN, "gpus": -4}),

@@ -73,10 +73,10 @@ def _heard_by(handler: Handler) -> Iterator[dict[int, Handler]]:
             signal.signal(number, earlier)
 
 
-def hear_again(dropped: "sys.UnraisableHookArgs") -> None:
-    """Handle an exception that Python cannot raise, as `sys.unraisablehook`. A callback from C, such
-    as a finaliser, prints `KeyboardInterrupt` and goes on: here it is raised again, a moment later
-    and so outside the callback."""
+def hear_again(dropped: Any) -> None:
+    """Handle an exception that Python cannot raise, as `sys.unraisablehook`, whose argument it
+    takes. A callback from C, such as a finaliser, prints `KeyboardInterrupt` and goes on: here it
+    is raised again, a moment later and so outside the callback."""
     if not issubclass(dropped.exc_type, KeyboardInterrupt):
         sys.__unraisablehook__(dropped)
         return

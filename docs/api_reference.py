@@ -43,6 +43,9 @@ if __name__ == "__main__":
     warnings.filterwarnings(
         "ignore", r"Cannot determine where simrl\.scenario\.calibration", UserWarning
     )
+    # pdoc imports what a package holds, also for annotations, before it leaves out what ENGINES says.
+    for words in (r"Couldn't import simrl_replay\.trained", r".*RealTraining \| None"):
+        warnings.filterwarnings("ignore", words, UserWarning)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     pdoc.render.configure(docformat="markdown", show_source=False, footer_text="simrl, Apache-2.0")
     pdoc.pdoc(*MODULES, output_directory=Path(sys.argv[1]))

@@ -264,7 +264,7 @@ class Counted(NamedTuple):
     an idle engine; `cpu_s` is what this thread had of a core until it ended."""
 
     counters: EngineCounters
-    passes: array[float]
+    passes: Sequence[float]
 
 
 PASS = ("began_s", "ended_s", "cpu_s", *PassWork._fields)

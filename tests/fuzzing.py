@@ -68,7 +68,7 @@ class Report:
         self.slowest_s = max(self.slowest_s, line["s"])
         self.most_mb = max(self.most_mb, line["mb"])
         if line["outcome"] == "failed":
-            self.failures.append((line["input"], line["said"]))
+            self.failures.append((line["input"], line["message"]))
         else:
             self.refused += line["outcome"] == "refused"
             self.accepted += line["outcome"] == "accepted"
@@ -96,7 +96,7 @@ def lay(files: Files, folder: Path) -> None:
 
 
 def fuzz(reader: str, inputs: int, seed: int, kept: Path, limit_s: float = LIMIT_S) -> Report:
-    """Read so many inputs. Those that fail are kept in a folder each."""
+    """Read this number of inputs. Each that fails is kept in a folder of its own."""
     report = Report(reader)
     variables = environment(ARROW_DEFAULT_MEMORY_POOL="system", OMP_NUM_THREADS="1", COLUMNS="200")
     with tempfile.TemporaryDirectory(prefix="simrl-fuzz-") as temporary:
@@ -112,9 +112,9 @@ def fuzz(reader: str, inputs: int, seed: int, kept: Path, limit_s: float = LIMIT
             lines = [*map(json.loads, (scratch / "lines").read_text().splitlines())]
             if lines and "outcome" not in lines[-1]:  # of an input that it began
                 printed = (scratch / "printed").read_bytes()
-                said = (process.stdout + printed).decode(errors="replace")[-3000:].strip()
-                said = f"the process died with code {process.returncode}\n{said}"
-                lines[-1] |= {"outcome": "failed", "said": said, "s": limit_s, "mb": 0.0}
+                message = (process.stdout + printed).decode(errors="replace")[-3000:].strip()
+                message = f"the process died with code {process.returncode}\n{message}"
+                lines[-1] |= {"outcome": "failed", "message": message, "s": limit_s, "mb": 0.0}
                 (scratch / "input").rename(scratch / f"failed-{lines[-1]['input']}")
             elif process.returncode:
                 raise RuntimeError(f"{reader}: died between two inputs: {process.stdout!r}")
@@ -128,8 +128,8 @@ def fuzz(reader: str, inputs: int, seed: int, kept: Path, limit_s: float = LIMIT
                     shutil.rmtree(place, ignore_errors=True)
                     place.parent.mkdir(parents=True, exist_ok=True)
                     shutil.move(scratch / f"failed-{line['input']}", place)
-                    said = f"{line['said']}\n".encode(errors="backslashreplace")
-                    (place / "failure.txt").write_bytes(said)
+                    message = f"{line['message']}\n".encode(errors="backslashreplace")
+                    (place / "failure.txt").write_bytes(message)
     return report
 
 
@@ -195,13 +195,13 @@ def _try(
     os.ftruncate(printed, 0)
     Path("/proc/self/clear_refs").write_text("5")
     before_mb, began_s = _memory("VmRSS"), time.process_time()
-    outcome, said = _read(reader, place, limit_s)
+    outcome, message = _read(reader, place, limit_s)
     seconds, grown_mb = time.process_time() - began_s, _memory("VmHWM") - before_mb
     breaches = {
-        f"the message is not one line: {said!r}": outcome == "refused"
-        and (len(said.splitlines()) != 1 or not said.isprintable()),
-        f"the message names no file: {said!r}": outcome == "refused"
-        and not _named(said, files, place),
+        f"the message is not one line: {message!r}": outcome == "refused"
+        and (len(message.splitlines()) != 1 or not message.isprintable()),
+        f"the message names no file: {message!r}": outcome == "refused"
+        and not _named(message, files, place),
         f"{grown_mb:.0f} MB": grown_mb > LIMIT_MB,
         f"printed {os.pread(printed, 2000, 0)!r}": os.fstat(printed).st_size
         and not reader.may_print,
@@ -209,13 +209,13 @@ def _try(
     }
     os.chdir(scratch)
     if outcome != "failed":
-        said = next((words for words, breached in breaches.items() if breached), "")
-        outcome = "failed" if said else outcome
-    return {"outcome": outcome, "said": said, "s": seconds, "mb": grown_mb}
+        message = next((words for words, breached in breaches.items() if breached), "")
+        outcome = "failed" if message else outcome
+    return {"outcome": outcome, "message": message, "s": seconds, "mb": grown_mb}
 
 
 def _read(reader: Reader, place: Path, limit_s: float) -> tuple[str, str]:
-    """Return accepted, refused or failed, and what was said."""
+    """Return accepted, refused or failed, and the message."""
     from simrl.errors import InputError
 
     try:

@@ -410,13 +410,13 @@ def _of_verl() -> list[Files]:
     later = json_lines(of(2, "p", "x" * 50, 1), of(2, "r", "", 0))
     masks = ({"response_mask": [1, 1, 0, 0, 1, 0]}, {"loss_mask": [1, 0, 1]}, {"loss_mask": None})
     masked = json_lines(*(of(3, "p", TAGS, **mask) for mask in masks))
-    told = json_lines(*(of(4, "p", text) for text in (ROLES, turns.ANSWER, *FORMS)))
+    conversations = json_lines(*(of(4, "p", text) for text in (ROLES, turns.ANSWER, *FORMS)))
     rows = ([0, "p", "abc", 1.0, "q", "defg", 0], [5, "p", "abcd", None, "q", "d", 0.5])
     table = json.dumps(importers.table(*rows, slots=2)).encode()
     return [
         {"verl/1.jsonl": plain, "verl/2.jsonl": later},
         {"verl/3.jsonl": masked},
-        {"verl/4.jsonl": told},
+        {"verl/4.jsonl": conversations},
         {"verl/media/generations_5_aa.table.json": table},
     ]
 

@@ -22,14 +22,14 @@ parser.add_argument("--inputs", type=int, default=10_000, help="of each reader")
 parser.add_argument("--seed", type=int, default=0)
 parser.add_argument("--reader", action="append", choices=list(READERS), help="default: all")
 parser.add_argument("--kept", type=Path, default=Path("fuzz-failures"), help="for failing inputs")
-asked = parser.parse_args()
+options = parser.parse_args()
 failures = 0
-for name in asked.reader or READERS:
+for name in options.reader or READERS:
     if (needs := READERS[name].needs) and importlib.util.find_spec(needs) is None:
         print(f"{name:12} left out: it needs {needs}")
         continue
     began_s = time.monotonic()
-    report = fuzz(name, asked.inputs, asked.seed, asked.kept)
+    report = fuzz(name, options.inputs, options.seed, options.kept)
     failures += len(report.failures)
     print(
         f"{name:12} {report.inputs} inputs, {report.refused} refused, {report.accepted} accepted, "
@@ -37,7 +37,7 @@ for name in asked.reader or READERS:
         f"{len(report.failures)} failures; {time.monotonic() - began_s:.0f} s",
         flush=True,
     )
-    for number, said in report.failures[:20]:
-        what = said.strip().splitlines()[-1][:200]
-        print(f"    {asked.kept / f'{name}-{asked.seed}-{number}'}: {what}", flush=True)
+    for number, message in report.failures[:20]:
+        what = message.strip().splitlines()[-1][:200]
+        print(f"    {options.kept / f'{name}-{options.seed}-{number}'}: {what}", flush=True)
 sys.exit(1 if failures else 0)

@@ -262,14 +262,14 @@ def test_an_engines_work_for_a_sequence_is_not_taken_for_that_of_a_verified_posi
             return timed._replace(seconds=timed.seconds + 60e-6 * (shape.sequences + shape.prompts))
 
     engine = WithHost(known_tables())
-    found = measured(engine, tmp_path, replace_plan(draft_tokens=6))
-    assert found.drafts is not None
+    profile = measured(engine, tmp_path, replace_plan(draft_tokens=6))
+    assert profile.drafts is not None
     for shape in (*passes(), *(Shape(n, k, 18.5) for n in (4, 16) for k in (1, 3, 6))):
         drafts_s = [
-            np.interp(shape.sequences, found.drafts.sequences, each)
-            for each in (found.drafts.round_s, found.drafts.step_s)
+            np.interp(shape.sequences, profile.drafts.sequences, each)
+            for each in (profile.drafts.round_s, profile.drafts.step_s)
         ]
-        seconds = predicted_s(found.tables, shape, found.request_s - BEGIN_S - END_S)
+        seconds = predicted_s(profile.tables, shape, profile.request_s - BEGIN_S - END_S)
         if shape.draft_tokens:
             seconds += drafts_s[0] + shape.draft_tokens * drafts_s[1]
         assert seconds == pytest.approx(engine._timed(shape).seconds, rel=0.05), shape

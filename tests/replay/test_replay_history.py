@@ -1,4 +1,4 @@
-"""What the drafters of a replay learn of the history."""
+"""The history that a replay's drafters learn: groups, with and without dropped responses."""
 
 from collections import Counter
 from functools import partial

@@ -142,7 +142,7 @@ class LookedUp(dict[str, Any]):
 
 
 def test_whatever_a_report_looks_up_is_there_and_of_its_type_or_the_result_is_refused(tmp_path):
-    """A run that rests on all that a run can rest on: drafters of its own, those of the tail, faults."""
+    """A run with drafters, other drafters for the tail, and faults."""
     config = scenario(
         "specactor", warmup_steps=1, faults=[{"kind": "slow", "worker": 0, "factor": 2.0}]
     )

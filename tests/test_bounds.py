@@ -275,7 +275,7 @@ def test_two_values_for_one_choice_are_refused(simrl, arguments):
 def test_limits_of_agents_are_said_to_be_without_effect_for_single_responses(simrl):
     settings = ("agents.tool_slots=3", "agents.max_concurrent=4")
     _, out, _ = simrl("run", "scenario.yaml", "--system", "areal", *settings, "--inputs")
-    words = "agents.tool_slots without effect: responses have one turn"
+    words = "Without effect: agents.tool_slots (responses have one turn)"
     assert words in " ".join(out.split())
 
 

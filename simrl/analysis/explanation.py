@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 from simrl.analysis.critical_path import CriticalPath, HeldUp, Paths, seconds_of
@@ -81,6 +81,7 @@ class Explanation:
     pools: tuple[PoolShare, ...] = ()
     judge: str | None = None
     evaluations: Mapping[str, float] | None = None
+    without_effect: Mapping[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Return the explanation for `json.dumps`, with the parts that the run has."""
@@ -129,6 +130,7 @@ class Explanation:
             "held_up_s": self.held_up_s,
             "findings": [finding._asdict() for finding in self.findings],
             "not_modelled": list(self.not_modelled),
+            **({"without_effect": dict(self.without_effect)} if self.without_effect else {}),
             **({"pools": [pool._asdict() for pool in self.pools]} if self.pools else {}),
         }
 
@@ -207,6 +209,9 @@ def explain_result(result: Result, step: int | None = None) -> Explanation:
         not_modelled=()
         if "replay" in result.metadata
         else tuple(result.metadata.get("not_modelled") or ()),
+        without_effect={}
+        if "replay" in result.metadata
+        else result.metadata.get("without_effect") or {},
     )
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from simrl.dispatch.groups import submit_and_follow, together
 from simrl.dispatch.programs import CHECK_S, Programs
 from simrl.dispatch.rules import Dispatch
-from simrl.dispatch.waiting import Copy, Fifo, Job, Places, Waiting
+from simrl.dispatch.waiting import NO_LIMIT, Copy, Fifo, Job, Places, Waiting
 from simrl.runtime.events import Background, Signal, gather, idle, on_fire, succeed_all
 from simrl.runtime.history import LengthHistory
 from simrl.runtime.recorder import Recorder
@@ -50,6 +50,7 @@ class Dispatcher:
         kv_tokens = kv_cache_tokens if rule.kv_room else None
         self._places = Places(len(workers), rule.per_worker, rule.chunk_tokens, kv_tokens)
         self._waiting = Waiting(rule.queue(self.history), len(workers), max_concurrent)
+        self._most = max_concurrent or NO_LIMIT
         self._jobs: dict[int, Job] = {}
         self._expected: set[int] = set()  # samples that the history waits for
         self._copies: list[dict[Copy, None]] = [
@@ -89,9 +90,9 @@ class Dispatcher:
         return sum(sample.uid in self._waiting.in_flight for sample in samples)
 
     def limit(self, most: int) -> None:
-        """Let at most `most` samples be in flight from now on; others wait outside, in the order
-        of submission."""
-        self._waiting.most = most
+        """Let at most `most` samples be in flight from now on, and no more than the scenario's
+        `max_concurrent`; others wait outside, in the order of submission."""
+        self._waiting.most = min(most, self._most)
         while (job := self._waiting.let_in()) is not None:
             self._go_on(job)
         self._feed()

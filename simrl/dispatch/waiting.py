@@ -20,7 +20,7 @@ from simrl.runtime.history import LengthHistory
 from simrl.runtime.rollout import Rollout
 from simrl.trace.sample import Sample
 
-_NO_LIMIT = 1 << 40  # samples at a worker
+NO_LIMIT = 1 << 40  # samples at a worker
 
 
 @dataclass(slots=True, eq=False)
@@ -104,7 +104,7 @@ class Waiting:
         self.outside: OrderedDict[int, Job] = OrderedDict()
         self.evaluations: OrderedDict[int, Job] = OrderedDict()  # `prefers`: they start first
         self.prefers, self.held = True, False  # held: no job of training starts
-        self.most = _NO_LIMIT if most is None else most
+        self.most = NO_LIMIT if most is None else most
         self.in_flight: set[int] = set()
         self._queued: dict[int, Job] = {}
         self._void: Counter[int] = Counter()  # void entries of the queue, by uid
@@ -173,7 +173,7 @@ class Places:
         self._reserved_tokens = np.zeros(
             workers, dtype=np.int64
         )  # each job to the end of its chunk
-        self._most = _NO_LIMIT if per_worker is None else per_worker
+        self._most = NO_LIMIT if per_worker is None else per_worker
         self._chunk_tokens = chunk_tokens or 0
         self._kv_tokens = kv_tokens
 

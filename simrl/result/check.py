@@ -75,6 +75,7 @@ _ANY_RESULT = _facts(  # the partial results of a recorded run lack most of it
     (list[dict[str, float]], "scenario?.calibration?.fits"),
     (dict[str, float], "extrapolated?"),
     (list[str], "not_modelled?"),
+    (dict[str, str], "without_effect?"),
     (bool, "prefix_caching?"),
     (_COUNT, "rollout_workers? train_gpus? scenario?.warmup_steps scenario?.system.eta?"),
     (_POSITIVE, "gpus? full_batch?.sequences scenario?.engine.max_num_seqs"),

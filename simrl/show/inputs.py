@@ -309,16 +309,31 @@ def _presets(metadata: Facts) -> list[str]:
     return [f"Constants of {preset}: {', '.join(words)}" for preset, words in shown.items()]
 
 
-def not_modelled_lines(of_results: Iterable[Facts]) -> list[str]:
-    """Return the line on parts of simulated runs that are not modelled; none where none applies."""
-    missing = (
-        words
-        for facts in of_results
-        if "replay" not in facts
-        for words in facts.get("not_modelled") or ()
+def left_out_lines(of_results: Iterable[Facts]) -> list[str]:
+    """Return the lines on what simulated runs leave out: parts that are not modelled, and settings
+    without effect, each with the reason and, where others use it, the systems that do not."""
+    simulated = [facts for facts in of_results if "replay" not in facts]
+    distinct = list(
+        dict.fromkeys(words for facts in simulated for words in facts.get("not_modelled") or ())
     )
-    distinct = list(dict.fromkeys(missing))
-    return [f"Not modelled: {'; '.join(distinct)}"] * bool(distinct)
+    of_systems = grouped(
+        (unused, facts["label"])
+        for facts in simulated
+        for unused in (facts.get("without_effect") or {}).items()
+    )
+    keys = grouped(
+        (
+            reason
+            + f", in {listed(list(dict.fromkeys(systems)))}" * (len(systems) < len(simulated)),
+            key,
+        )
+        for (key, reason), systems in of_systems.items()
+    )
+    unused = "; ".join(f"{', '.join(of_reason)} ({reason})" for reason, of_reason in keys.items())
+    return [
+        *[f"Not modelled: {'; '.join(distinct)}"] * bool(distinct),
+        *[f"Without effect: {unused}"] * bool(unused),
+    ]
 
 
 def calibration_lines(of_results: Iterable[Facts]) -> list[str]:
@@ -419,7 +434,10 @@ def rests_on(of_results: Sequence[Facts]) -> list[str]:
     missing = len(
         {words for metadata in of_results for words in metadata.get("not_modelled") or ()}
     )
+    unused = [metadata.get("without_effect") or {} for metadata in of_results]
+    nowhere = [key for key in unused[0] if all(key in keys for keys in unused)]
     return [
+        *[f"Without effect here: {', '.join(nowhere)} (--inputs says why)"] * bool(nowhere),
         *dict.fromkeys(line for metadata in of_results for line in _notable(metadata)),
         f"Rests on step times {times}, rollouts {rollouts}, training computed{constants_of}.",
         *_assumed(of_results),

@@ -54,10 +54,6 @@ def omitted(functions: Mapping[str, Any], name: str) -> str:
 
 def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     trace, engine = prepared.trace, prepared.scenario.engine
-    unused = prepared.scenario.agents.model_dump(exclude_defaults=True).keys() - {
-        "max_concurrent",
-        "deadline_s",
-    }
     names, notes = set(trace.table.column_names), str(trace.metadata.notes or "").split(". ")
     yield from (
         note[0].lower() + note[1:].removesuffix(".")
@@ -73,9 +69,6 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
     preset = engine.preset
     name = preset if isinstance(preset, str) else (preset or {}).get("name", "")
     yield from filter(None, prepared.model.without.split("; "))
-    history = prepared.scenario.speculation.history_workers
-    changed = history.model_dump(exclude_defaults=True)
-    chosen = {"minibatches": 1} | prepared.scenario.system.parameters
     groups = len(trace.group_starts) / len(trace.step_slices)
     siblings = prepared.drafts is not None and prepared.drafts.speculation.drafter == "siblings"
     missing = {  # what is not modelled, and whether the rollouts have it
@@ -92,41 +85,11 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
             "sglang"
         )
         and not limits.sglang,
-        "speculation.history_workers.codec_tokens_per_s is without effect: indexes are not compressed "
-        "(compressed_bytes_per_token)": "codec_tokens_per_s" in changed
-        and history.compressed_bytes_per_token is None,
-        "speculation.history_workers.prefetch is without effect: no index is out of memory (compressed_bytes_per_token, "
-        "swap_bytes_per_s)": "prefetch" in changed
-        and history.compressed_bytes_per_token is None
-        and history.swap_bytes_per_s is None,
-        "stream is without effect: the mini-batch is the whole batch (minibatches)": prepared.system.name
-        == "rhymerl"
-        and chosen.get("stream", False)
-        and chosen["minibatches"] == 1,
-        "filter_groups is without effect: dynamic_sampling drops groups of equal rewards, too": prepared.system.name
-        == "rhymerl"
-        and {"dynamic_sampling", "filter_groups"}
-        <= {key for key, value in chosen.items() if value},
-        f"agents.{', agents.'.join(sorted(unused))} without effect: responses have one turn": unused
-        and not names & {"turn_tokens", "environment_s"},
-        "profile.tau is without effect: it is of ranking groups (rhymerl)": prepared.scenario.profile.tau
-        is not None
-        and prepared.tau is None,
         "SGLang's own pool for layers with windows: they share blocks as in vLLM": limits.sglang
         and limits.window_groups > 0,
         "SGLang's scheduler beside a decoupled drafter: passes are vLLM's": limits.sglang
         and prepared.drafts is not None
         and prepared.drafts.decoupled is not None,
-        f"engine.schedule_policy={engine.schedule_policy} is without effect: engine.scheduler is vllm": engine.schedule_policy
-        != "fcfs"
-        and not limits.sglang,
-        "engine.mamba_full_memory_ratio and max_mamba_cache_size are without effect: they divide memory of "
-        "engine.scheduler=sglang for layers with states": {
-            "mamba_full_memory_ratio",
-            "max_mamba_cache_size",
-        }
-        & engine.model_dump(exclude_defaults=True).keys()
-        and not (limits.sglang and prepared.model.linear_layers),
     }
     yield from (words for words, has in missing.items() if has)
 

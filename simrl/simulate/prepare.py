@@ -42,6 +42,7 @@ from simrl.simulate.training_checks import (
     require_training_fits,
     require_training_precision,
 )
+from simrl.simulate.without_effect import without_effect
 from simrl.speculation.deployment import Deployment
 from simrl.speculation.draft_times import mtp_shape
 from simrl.speculation.methods import MTP
@@ -270,6 +271,7 @@ class Prepared(Deployment):
                 else {}
             ),
             "not_modelled": not_modelled(self),
+            **({"without_effect": unused} if (unused := without_effect(self)) else {}),
             "scenario": s.model_dump(),
             "simrl_version": simrl.__version__,
         }

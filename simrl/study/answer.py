@@ -26,6 +26,7 @@ from simrl.scenario.presets import known_fields
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import Prepared, prepare
 from simrl.simulate.run import simulate_prepared
+from simrl.simulate.without_effect import without_effect
 from simrl.study.compare import SEEDS, further_seeds
 from simrl.study.executors import inputs_of_this_process
 from simrl.study.goal import Goal
@@ -360,7 +361,7 @@ def _rests_on(prepared: Prepared) -> list[str]:
     """Return where the inputs come from."""
     trace, profile = prepared.trace.metadata, prepared.profile.metadata
     training = prepared.scenario.training
-    known = known_fields(prepared.scenario.framework)
+    known, unused = known_fields(prepared.scenario.framework), without_effect(prepared)
     assumed = assumed_s(training.model_dump(), prepared.colocated, known) | prepared.extrapolated
     return [
         *(line.removesuffix(".") for line in open_lines(prepared.scenario.model_dump())),
@@ -369,4 +370,5 @@ def _rests_on(prepared: Prepared) -> list[str]:
         f"training: {trained_by(prepared.scenario.model_dump())}",
         *([f"weight sync: {prepared.weight_sync}"] if prepared.weight_sync else []),
         *([assumption(assumed.items())] if assumed else []),
+        *([f"without effect here: {', '.join(unused)}"] if unused else []),
     ]

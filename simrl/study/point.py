@@ -25,6 +25,7 @@ from simrl.scenario.model import Scenario
 from simrl.simulate.cache import InputCache
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate_prepared
+from simrl.simulate.without_effect import without_effect
 from simrl.speculation.methods import METHODS
 from simrl.study.code_digest import code_digest
 from simrl.systems.recipes import RECIPES
@@ -161,5 +162,6 @@ def simulate_point(point: Point, inputs: InputCache) -> Outcome:
             **row,
             "trace_kind": prepared.trace.metadata.kind,
             "profile_kind": prepared.profile.metadata.kind,
+            "without_effect": ", ".join(without_effect(prepared)),
         }
     }

@@ -201,8 +201,8 @@ def test_a_scenario_reads_the_table_where_its_system_ranks_groups(tmp_path):
         prepare(scenario({"name": name}, **engine)) for name in ("rhymerl", "one_step_off")
     )
     assert ranked.tau is not None and plain.tau is None
-    assert any("profile.tau is without effect" in words for words in plain.inputs()["not_modelled"])
-    assert not any("profile.tau" in words for words in ranked.inputs()["not_modelled"])
+    assert "rhymerl" in plain.inputs()["without_effect"]["profile.tau"]
+    assert "profile.tau" not in ranked.inputs().get("without_effect", {})
     with pytest.raises(InputError, match="τ of tp 2, not of 1"):
         prepare(
             scenario(

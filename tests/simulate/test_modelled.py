@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from simrl.analysis.explanation import explain_result
-from simrl.show.inputs import not_modelled_lines, provenance, rests_on
+from simrl.show.inputs import left_out_lines, provenance, rests_on
 from simrl.simulate.modelled import not_modelled, omitted
 from simrl.simulate.prepare import prepare
 from simrl.simulate.run import simulate
@@ -34,28 +34,6 @@ def with_columns(**columns):
     [
         ({"engine": {"preset": "sglang-0.5", "scheduler": "vllm"}}, "SGLang's scheduler"),
         (
-            {
-                "speculation": {
-                    "history_workers": {"codec_tokens_per_s": 1e7, "swap_bytes_per_s": 1e9}
-                }
-            },
-            "codec_tokens_per_s is without effect: indexes are not compressed",
-        ),
-        (
-            {"speculation": {"history_workers": {"prefetch": False}}},
-            "prefetch is without effect: no index is out of memory",
-        ),
-        ({"system": {"name": "rhymerl", "stream": True}}, "stream is without effect"),
-        (
-            {"system": {"name": "rhymerl", "dynamic_sampling": True, "filter_groups": True}},
-            "filter_groups is without effect",
-        ),
-        ({"engine": {"schedule_policy": "lpm"}}, "engine.schedule_policy=lpm is without effect"),
-        (
-            {"engine": {"scheduler": "sglang", "max_mamba_cache_size": 9}},
-            "max_mamba_cache_size are without effect",
-        ),
-        (
             {"faults": [{"kind": "lost", "worker": 0, "at_s": 1.0, "back_s": 2.0}]},
             "lost with their worker",
         ),
@@ -78,14 +56,6 @@ def with_columns(**columns):
 def test_an_entry_is_there_if_the_scenario_has_its_cause(changes, words):
     assert any(words in entry for entry in of(**changes))
     assert not any(words in entry for entry in of())
-
-
-def test_what_has_an_effect_is_not_said_to_have_none():
-    swaps = {"prefetch": False, "swap_bytes_per_s": 1e9}
-    system = {"name": "rhymerl", "stream": True, "minibatches": 2, "filter_groups": True}
-    assert not any(
-        "without effect" in entry for entry in of(system, speculation={"history_workers": swaps})
-    )
 
 
 @pytest.mark.parametrize(
@@ -143,12 +113,12 @@ def test_a_recipe_that_names_another_leaves_out_what_that_one_does():
 
 def test_nothing_is_printed_where_nothing_applies():
     assert (
-        not_modelled_lines(
+        left_out_lines(
             [{}, {"not_modelled": []}, {"not_modelled": ["of a simulation"], "replay": {}}]
         )
         == []
     )
-    lines = not_modelled_lines([{"not_modelled": ["a", "b"]}, {"not_modelled": ["b", "c"]}])
+    lines = left_out_lines([{"not_modelled": ["a", "b"]}, {"not_modelled": ["b", "c"]}])
     assert lines == ["Not modelled: a; b; c"]
 
 

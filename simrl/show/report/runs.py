@@ -26,7 +26,7 @@ from simrl.show.figures.compare import (
     staleness_figure,
 )
 from simrl.show.figures.one_run import run_figures
-from simrl.show.inputs import calibration_lines, not_modelled_lines, shared
+from simrl.show.inputs import calibration_lines, left_out_lines, shared
 from simrl.show.report.answer import of_runs
 from simrl.show.report.sources import Run, Runs
 from simrl.show.style import Picture, rendered
@@ -76,7 +76,7 @@ def runs_context(source: Runs) -> tuple[dict[str, Any], dict[str, Any]]:
         "notes": [
             *calibration_lines(run.result.metadata for run in runs),
             *notes(rows),
-            *not_modelled_lines(run.result.metadata for run in runs),
+            *left_out_lines(run.result.metadata for run in runs),
         ],
         "runs": [
             (name, _details(run, fall)) for name, run, fall in zip(names, runs, falls, strict=True)

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from simrl.profile.metadata import split_words
 from simrl.scenario.model import Scenario
-from simrl.show.inputs import not_modelled_lines, provenance, rests_on
+from simrl.show.inputs import left_out_lines, provenance, rests_on
 from simrl.show.tables.ranking import (
     Row,
     best_and_other,
@@ -121,7 +121,7 @@ def show_comparison(
             )
     if page or shown.inputs:
         with folded(console, "What the numbers rest on"):
-            say(console, *not_modelled_lines(metadata), "", *provenance(metadata))
+            say(console, *left_out_lines(metadata), "", *provenance(metadata))
     elif shown.lines is None:
         say(console, *rests_on(metadata))
 

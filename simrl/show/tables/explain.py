@@ -76,6 +76,7 @@ def print_explanation(e: Explanation, console: Console) -> None:
         "Judge": e.judge,
         "Prefix cache": _prefix_cache(e.prefix_cache) if e.prefix_cache else "",
         "Not modelled": "; ".join(e.not_modelled),
+        "Without effect": "; ".join(f"{key} ({why})" for key, why in e.without_effect.items()),
     }
     say(console, *(f"{name}: {fact}." for name, fact in facts.items() if fact))
     if e.agents:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -45,6 +46,10 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
         if not all(row["settled"] for row in best):
             say(console, f"↑ {GROWING}")
         say(console, *left_open(swept.fastest))
+        named = (row.get("without_effect") or "" for row in swept.rows)
+        unused = Counter(key for keys in named for key in keys.split(", ") if key)
+        places = ", ".join(f"{key} at {count}" for key, count in unused.items())
+        say(console, *[f"Without effect: {places} of {points} points"] * bool(unused))
         console.print()
     stored = f", {points - swept.simulated} were there" if swept.simulated < points else ""
     equal = (

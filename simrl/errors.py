@@ -3,6 +3,7 @@ for another reason (exit code 1). Any other exception is a bug and shows its tra
 
 import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from difflib import get_close_matches
 from operator import ne
 
@@ -59,8 +60,12 @@ def _without_middle(text: str, longest: int) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of another library's message, for use inside an `InputError`."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """Return the first line of another library's message, for use inside an `InputError`; its
+    name if it has none."""
+    message = ""
+    with suppress(Exception):  # a package's own error may fail to say what it is
+        message = str(error).strip()
+    return (message or type(error).__name__).splitlines()[0]
 
 
 def broken(*rules: tuple[object, str]) -> str:

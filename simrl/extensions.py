@@ -26,7 +26,7 @@ from simrl.errors import InputError, StoppedError, first_line
 from simrl.validation import call_error
 
 T = TypeVar("T")
-RAISED = (Exception, SystemExit, GeneratorExit)  # by the code of a package; Ctrl-C is the user's
+USERS = (InputError, StoppedError, ValidationError, KeyboardInterrupt)  # not a package's failures
 
 
 def install_command(extra: str) -> str:
@@ -93,11 +93,13 @@ class Extended(Mapping[str, Callable[..., T]]):
         place = f"{self._kind} {entry.name!r}, which {_package(entry)} adds as {entry.value}"
         try:
             function: Any = entry.load()
-        except RAISED as error:  # a package may raise anything as it is imported
+        except USERS:
+            raise
+        except BaseException as error:  # a package may raise anything as it is imported
             raise InputError(
                 f"{place}: cannot be loaded ({_summary(error)}); repair or uninstall it"
             ) from error
-        if not callable(function):
+        if not inspect.isroutine(function):
             raise InputError(
                 f"{place}: is no function but {type(function).__name__}; name a function there"
             )
@@ -114,7 +116,7 @@ class Extended(Mapping[str, Callable[..., T]]):
             raise InputError(
                 f"{place}: must be given {extra}, which simrl does not know; give each a default"
             )
-        return _guarded(place, function) if inspect.isfunction(function) else function
+        return _guarded(place, function)
 
 
 def _guarded(place: str, function: Callable[..., T]) -> Callable[..., T]:
@@ -134,9 +136,9 @@ def raised_in(place: str) -> Iterator[None]:
     """Raise `InputError` for what a package's code raises within the block, or how it exits."""
     try:
         yield
-    except (InputError, StoppedError, ValidationError):
+    except USERS:
         raise
-    except RAISED as error:
+    except BaseException as error:
         raise InputError(f"{place}: raised {_summary(error)}; repair or uninstall it") from error
 
 

@@ -60,6 +60,15 @@ def add(site: Path, group: str, name: str, code: str, package: str = "theirs") -
     install(site, package, {group: {name: f"{module}:mine"}})
 
 
+UNSAYABLE = """
+class Unsayable(Exception):
+    def __str__(self):
+        raise RuntimeError("no words")
+def mine():
+    raise Unsayable
+"""
+
+
 def test_a_system_of_a_package_is_listed_shown_and_simulated(simrl: CommandLine, site: Path):
     add(site, "simrl.systems", "halves", SYSTEM.format("return split(rollout_share=share)"))
     assert "halves" in RECIPES and list(RECIPES)[-1] == "halves"
@@ -84,10 +93,14 @@ def test_nothing_of_a_package_is_imported_before_it_is_asked_for(simrl: CommandL
         ("x = 1 / 0", "ZeroDivisionError"),
         ("other = 1", "AttributeError"),
         ("raise SystemExit(0)", "cannot be loaded (SystemExit: 0"),
-        ("mine = type", "its parameters are unknown"),
+        ("def mine(): ...\nmine.__signature__ = 3", "its parameters are unknown"),
         ("def mine(): raise ValueError('full')", "raised ValueError: full"),
         ("def mine(): raise SystemExit(0)", "raised SystemExit: 0"),
+        ("def mine(): raise BaseException('b')", "raised BaseException: b"),
+        ("raise BaseException('b')", "cannot be loaded (BaseException: b"),
+        (UNSAYABLE, "raised Unsayable"),
         ("mine = 3", "is no function but int"),
+        ("import functools\nmine = functools.partial(dict)", "is no function but partial"),
         ("def mine(share): ...", "must be given share"),
         ("def mine(*, share): ...", "must be given share"),
         ("def mine(): return 7", "its function returns int, not a System; correct it"),
@@ -123,6 +136,14 @@ def test_a_name_that_simrl_has_itself_is_refused_and_not_replaced(simrl: Command
         "run", "scenario.yaml", "--system", "areal"
     )
     assert simrl("run", "scenario.yaml", "--system", "verl_colocated").code == 0
+
+
+def test_an_importer_with_a_name_of_simrls_own_is_refused(simrl: CommandLine, site: Path):
+    add(site, "simrl.importers", "csv", "def mine(path): return 3")
+    words = ("trace", "import", "csv", "scenario.yaml", "-o", "t.parquet")
+    code, _, err = in_a_process(simrl, site, *words)
+    assert code == 2
+    assert "simrl itself and by package theirs" in err
 
 
 def test_a_scenario_imports_nothing_by_naming_it(simrl: CommandLine, site: Path):

@@ -90,11 +90,13 @@ def _rules(prepared: Prepared) -> dict[str, Unused]:
         "no method of training.weight_sync is given": Unused(
             method is None, "training.weight_sync_[dohpns]*"
         ),
-        "training has GPUs of its own": Unused(
-            not shared, "training.offload training.offload_memory training.rollout_offload"
+        "training has GPUs of its own": Unused(not shared, "training.rollout_offload"),
+        "training has GPUs of its own, and lends none": Unused(
+            not (shared or "updates" in (system.elastic or "")),
+            "training.offload training.offload_memory training.switch_transfer_s",
         ),
         "training has GPUs of its own, and none move": Unused(
-            not (shared or prepared.is_elastic), "training.switch_s training.switch_transfer_s"
+            not (shared or prepared.is_elastic), "training.switch_s"
         ),
         "training.load_s is given": Unused(
             load_s is not None, "training.load_overhead_s training.rollout_offload"
@@ -168,7 +170,10 @@ def _rules(prepared: Prepared) -> dict[str, Unused]:
             "engine.log_probs_s" not in used, "engine.log_probs"
         ),
         "no GPUs prefill alone (cluster.prefill.gpus)": Unused(
-            prepared.prefill is None, "cluster.prefill.*"
+            prepared.prefill is None, "cluster.prefill.dispatch"
+        ),
+        "no KV cache is sent (cluster.prefill.gpus)": Unused(
+            prepared.prefill is None and prepared.tail is None, "cluster.prefill.link_bytes_per_s"
         ),
         "a worker has one GPU": Unused(
             scenario.cluster.worker_gpus == 1, "profile.roofline.link_efficiency"

@@ -106,7 +106,19 @@ HIDDEN = {
         for key in ("workers", "compressed_bytes_per_token", "swap_bytes_per_s")
     },
 }
-IN_SYSTEM: dict[str, set[str]] = {}
+OF_A_LOAD = {f"training.{key}" for key in ("publish_s", "load_overhead_s", "load_s", "weight_sync")}
+FEW_UPDATES = {"cluster.network_bytes_per_s", "workload.synthetic.epoch_correlation"} | OF_A_LOAD
+IN_SYSTEM: dict[str, set[str]] = {  # likewise, in the base `busy`
+    **{key: {"training.attention"} for key in ("rlhfuse", "rollpacker", "dapo")},
+    "verl_v1_colocate_async": {"training.attention"},
+    "seer": {f"engine.{key}" for key in ("max_num_seqs", "async_scheduling", "watermark")}
+    | {"engine.prefill_schedule_interval", "precision.kv_cache"},
+    "rhymerl": {"cluster.network_bytes_per_s"} | HIDDEN["histospec"],
+    "laminar": {"cluster.network_bytes_per_s"},
+    "verl_fully_async": {"precision.training", "training.attention"} | FEW_UPDATES,
+    "verl_v1_separate_async": FEW_UPDATES,
+    "rlinf_dynamic": {"training.switch_s", "training.switch_transfer_s"},
+}
 # With kv_cache_tokens given, the memory that it would be computed from has no effect.
 FROM_MEMORY = ("engine.gpu_memory_utilization", "engine.reserve_bytes")
 NUMBERS = (2, 0.5, 0.01, 1, 3, 8, 64, 1000, 1e6, 1e9, 1e12, 0)

@@ -191,6 +191,8 @@ class _Process:
 def _serve(connection: Connection) -> None:
     Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # also where a thread has started the process
+    # What simrl says of the machine, such as its cache of kernels, the parent has said.
+    logging.getLogger("simrl").setLevel(logging.CRITICAL)
     compile_training()  # loaded before the first task comes
     with suppress(EOFError, OSError):  # the other end is closed
         while True:

@@ -1,6 +1,6 @@
 """Kills commands that start real engines at random moments, and starts them again.
 
-    python tests/nightly/kills.py measure replay grpo --kills 20 --seed 1     # where vLLM is installed
+    python tests/nightly/kills.py measure replay prove grpo --kills 20 --seed 1     # where vLLM is installed
 
 Each command runs to its end twice, to learn how long it takes. Then it is killed at random moments of that time, by SIGKILL,
 SIGINT and SIGTERM in turn, started again in the same folder each time, and at last runs to its end. After each kill no process
@@ -96,7 +96,13 @@ def grpo(folder: Path) -> Command:
     return Command(("-m", "simrl_replay.grpo", "small.yaml", "-o", "runs"), frozenset({"runs"}))
 
 
-COMMANDS = {"measure": measure, "replay": replay, "grpo": grpo}
+def prove(_: Path) -> Command:
+    """Return a rehearsal of the proof, a minute long."""
+    words = "-m simrl.commands.cli prove --device cpu --minutes 1 -o out"
+    return Command(tuple(words.split()), frozenset({"out", "out-logs"}))
+
+
+COMMANDS = {"measure": measure, "replay": replay, "prove": prove, "grpo": grpo}
 
 
 def whole(folder: Path) -> None:

@@ -7,8 +7,8 @@ nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from fnmatch import fnmatchcase
+import fnmatch
+from collections.abc import Iterator, Mapping, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from simrl.scenario.presets import constants
@@ -28,28 +28,22 @@ class Unused(NamedTuple):
 
 def without_effect(prepared: Prepared) -> dict[str, str]:
     """Return the settings that change nothing in a prepared scenario, by key, and why."""
-    given = list(_given(prepared))
+    scenario = prepared.scenario
+    of_presets = {used.key for used in constants(scenario.model_dump(), prepared.profile.metadata)}
+    changed = set(_keys(scenario.model_dump(exclude_defaults=True))) - of_presets
     unused: dict[str, str] = {}
-    for reason, (holds, patterns) in _rules(prepared).items():
+    for reason, (holds, patterns) in _rules(prepared, of_presets).items():
         for pattern in patterns.split() if holds else ():
-            for key in given:
-                if fnmatchcase(key, pattern):
-                    unused.setdefault(key, reason)
+            keys = sorted(fnmatch.filter(changed - unused.keys(), pattern))
+            unused |= dict.fromkeys(keys, reason)
     of_judge = without_effect(prepared.judge) if prepared.judge else {}
     sections = ("engine.", "profile.")  # a judge's own; it shares the rest with the scenario
     unused |= {f"judge.{key}": of_judge[key] for key in of_judge if key.startswith(sections)}
     return unused
 
 
-def _given(prepared: Prepared) -> Iterator[str]:
-    """Yield the keys of the settings that are no default and no preset's."""
-    scenario, metadata = prepared.scenario, prepared.profile.metadata
-    of_presets = {used.key for used in constants(scenario.model_dump(), metadata)}
-    changed = _keys(scenario.model_dump(exclude_defaults=True), "")
-    yield from (key for key in changed if key not in of_presets)
-
-
-def _keys(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
+def _keys(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Yield the dotted key of every value that is no section."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from _keys(value, f"{prefix}{key}.")
@@ -57,7 +51,7 @@ def _keys(values: Mapping[str, Any], prefix: str) -> Iterator[str]:
             yield prefix + key
 
 
-def _rules(prepared: Prepared) -> dict[str, Unused]:
+def _rules(prepared: Prepared, of_presets: Set[str]) -> dict[str, Unused]:
     """Return the settings without a use, by reason. Of several reasons the first counts."""
     scenario, system, limits = prepared.scenario, prepared.system, prepared.limits
     training, engine, drafts = scenario.training, scenario.engine, prepared.drafts
@@ -70,7 +64,8 @@ def _rules(prepared: Prepared) -> dict[str, Unused]:
     one_turn = not {"turn_tokens", "environment_s"} & set(prepared.trace.table.column_names)
     sized = training.sequences_per_microbatch or training.microbatches
     computed = training.mfu is None or (training.log_prob_mfu is None and passes > 0)
-    used = {one.key for one in constants(scenario.model_dump(), prepared.profile.metadata)}
+    model = drafts.speculation.model if drafts else ""
+    unread = (name for name in scenario.speculation.acceptance if name != model)
     rhymerl = system.name == "rhymerl"
     chosen = {"minibatches": 1} | scenario.system.parameters
     lengths, judge = scenario.workload.synthetic, scenario.judge
@@ -166,8 +161,11 @@ def _rules(prepared: Prepared) -> dict[str, Unused]:
         "engine.kv_cache_tokens is given": Unused(
             engine.kv_cache_tokens is not None, "engine.gpu_memory_utilization engine.reserve_bytes"
         ),
-        "the step times have them already, and no engine.preset adds them": Unused(
-            "engine.log_probs_s" not in used, "engine.log_probs"
+        "the step times contain it, and no engine.preset adds it": Unused(
+            "engine.log_probs_s" not in of_presets, "engine.log_probs"
+        ),
+        "the step times contain what launches take, and no engine.preset adds it": Unused(
+            "engine.layer_launch_s" not in of_presets and drafts is None, "engine.enforce_eager"
         ),
         "no GPUs prefill alone (cluster.prefill.gpus)": Unused(
             prepared.prefill is None, "cluster.prefill.dispatch"
@@ -189,6 +187,9 @@ def _rules(prepared: Prepared) -> dict[str, Unused]:
         "the drafter is no model": Unused(
             decided and drafter != "model",
             "speculation.draft_profile speculation.draft_round_s speculation.verification",
+        ),
+        f"the drafter is {model or drafter}": Unused(
+            decided, " ".join(f"speculation.acceptance.{name}.*" for name in unread)
         ),
         "drafts are read from the trace's token ids": Unused(
             decided and has_token_ids(prepared.trace), "speculation.runs.*"

@@ -44,10 +44,12 @@ TEMPORARY = ".simrl-"  # in the name of everything that is not finished
 
 
 class Command(NamedTuple):
-    """The words of a command in a folder, and what may be in the folder beside its inputs."""
+    """The words of a command in a folder, what may be in the folder beside its inputs, and the
+    output that must be new."""
 
     words: tuple[str, ...]
     may_leave: frozenset[str]
+    new: str = ""
 
 
 def measure(folder: Path) -> Command:
@@ -97,9 +99,9 @@ def grpo(folder: Path) -> Command:
 
 
 def prove(_: Path) -> Command:
-    """Return a rehearsal of the proof, a minute long."""
-    words = "-m simrl.commands.cli prove --device cpu --minutes 1 -o out"
-    return Command(tuple(words.split()), frozenset({"out", "out-logs"}))
+    """Return a rehearsal of the proof, a few minutes long."""
+    words = "-m simrl.commands.cli prove --device cpu --minutes 4 -o out"
+    return Command(tuple(words.split()), frozenset({"out", "out-logs"}), new="out")
 
 
 COMMANDS = {"measure": measure, "replay": replay, "prove": prove, "grpo": grpo}
@@ -157,6 +159,8 @@ class Attack:
 
     def run(self, after_s: float | None = None, number: int = 0) -> float:
         """Run the command, to its end or to a signal after some seconds; return how long it took."""
+        if self._command.new:
+            shutil.rmtree(self._folder / self._command.new, ignore_errors=True)
         before, began_s = shared(), time.monotonic()
         # What killed commands left is removed by the next one a minute later, if it comes so far.
         old = self._temporaries() | self._unfinished()

@@ -244,6 +244,19 @@ def unused(**changes: Any) -> dict[str, str]:
             "system.filter_groups",
             "drops groups of equal rewards, too",
         ),
+        (
+            {"engine": {"log_probs": True}, "profile": {"roofline": {}, "least_sequence_s": 0.0}},
+            "engine.log_probs",
+            "no engine.preset adds it",
+        ),
+        (
+            {
+                "system": {"name": "verl_colocated", "speculation": "ngram"},
+                "speculation": {"acceptance": {"qwen3-0.6b": {"by_position": [0.7]}}},
+            },
+            "speculation.acceptance.qwen3-0.6b.by_position",
+            "the drafter is ngram",
+        ),
         ({"engine": {"schedule_policy": "lpm"}}, "engine.schedule_policy", "scheduler is vllm"),
         (
             {"engine": {"scheduler": "sglang", "max_mamba_cache_size": 9}},

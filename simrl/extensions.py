@@ -26,7 +26,12 @@ from simrl.errors import InputError, StoppedError, first_line
 from simrl.validation import call_error
 
 T = TypeVar("T")
-USERS = (InputError, StoppedError, ValidationError, KeyboardInterrupt)  # not a package's failures
+USERS = (
+    InputError,
+    StoppedError,
+    ValidationError,
+    KeyboardInterrupt,
+)  # which say themselves what is wrong
 
 
 def install_command(extra: str) -> str:
@@ -99,10 +104,9 @@ class Extended(Mapping[str, Callable[..., T]]):
             raise InputError(
                 f"{place}: cannot be loaded ({_summary(error)}); repair or uninstall it"
             ) from error
-        if not inspect.isroutine(function):
-            raise InputError(
-                f"{place}: is no function but {type(function).__name__}; name a function there"
-            )
+        if not inspect.isroutine(function) or inspect.iscoroutinefunction(function):
+            kind = "async def" if inspect.isroutine(function) else type(function).__name__
+            raise InputError(f"{place}: is no function but {kind}; name a function there")
         try:
             parameters = inspect.signature(function).parameters.values()
         except (ValueError, TypeError) as error:

@@ -100,6 +100,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_asked_for(simrl: CommandL
         ("raise BaseException('b')", "cannot be loaded (BaseException: b"),
         (UNSAYABLE, "raised Unsayable"),
         ("mine = 3", "is no function but int"),
+        ("async def mine(): return 3", "is no function but async def"),
         ("import functools\nmine = functools.partial(dict)", "is no function but partial"),
         ("def mine(share): ...", "must be given share"),
         ("def mine(*, share): ...", "must be given share"),

@@ -276,6 +276,8 @@ def compare(
     compared = simulate_all(
         scenarios, opened.inputs(), jobs, output, Beside(ranking, best_split, sure, updates)
     )
+    for line in file.replaced():
+        LOG.info(line)
     return replace(compared, brief=brief, columns=explain_columns, inputs=inputs)
 
 
@@ -311,7 +313,7 @@ def run(
     >>> one.result().steps.num_rows
     4
     """
-    from simrl.commands.workload import open_workload
+    from simrl.commands.workload import LOG, open_workload
     from simrl.scenario.load import Choices
     from simrl.study.compare import run_names
     from simrl.systems.recipes import make_system
@@ -342,6 +344,8 @@ def run(
         )
     name = f"{scenarios[0].name}-{scenarios[0].system.name}"
     ran = simulate_all(scenarios, opened.inputs(), 1, _of_results(folder, scenarios, name))
+    for line in opened.file().replaced():
+        LOG.info(line)
     return replace(ran, brief=brief, columns=explain_columns, inputs=inputs)
 
 

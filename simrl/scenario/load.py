@@ -121,6 +121,8 @@ class ScenarioFile:
         fields = [several for several in values if several not in parameters]
         self._several = {several[0].key: several for several in fields if len(several) > 1}
         self._settings = [several[0] for several in fields if len(several) == 1]
+        systems = data.get("systems") if "systems" in last else ()
+        self._replaced = systems if isinstance(systems, list) else []
         data = self._with(data, self._settings)
         keys = {setting.key for setting in self._settings if setting.value is not None}
         for other in {_EITHER[key] for key in keys & _EITHER.keys()} - {
@@ -191,6 +193,16 @@ class ScenarioFile:
             f"{self.path}: vary has {key} {shortened(_distinct(values))}; the command line replaces them"
             for key, values in varied.items()
             if values
+        ]
+
+    def replaced(self) -> list[str]:
+        """Return a line for each system of the file with parameters that a setting replaces by its
+        name alone."""
+        names = {entry["name"] for entry in map(_named, self.systems) if len(entry) == 1}
+        return [
+            f"{self.path}: systems has {in_words(entry)}; {entry['name']} runs with its defaults"
+            for entry in self._replaced
+            if isinstance(entry, dict) and entry.get("name") in names and len(entry) > 1
         ]
 
     def variations_beside(self, settings: Iterable[Setting]) -> list[list[Setting]]:

@@ -329,10 +329,9 @@ def left_out_lines(of_results: Iterable[Facts]) -> list[str]:
         )
         for (key, reason), systems in of_systems.items()
     )
-    unused = "; ".join(f"{', '.join(of_reason)} ({reason})" for reason, of_reason in keys.items())
     return [
         *[f"Not modelled: {'; '.join(distinct)}"] * bool(distinct),
-        *[f"Without effect: {unused}"] * bool(unused),
+        *(f"Without effect: {', '.join(names)} ({reason})" for reason, names in keys.items()),
     ]
 
 
@@ -397,7 +396,12 @@ def provenance(of_results: Sequence[Facts]) -> list[str]:
                 f"{lengths if evaluation['lengths'] else 'of the workload'}"
             )
         if scenario["faults"]:
-            lines.append("Faults: as the scenario has them; result.json lists those that happened")
+            happened = (
+                "result.json lists those that happened"
+                if metadata.get("faults")
+                else "none happened before the end"
+            )
+            lines.append(f"Faults: as the scenario has them; {happened}")
     if distinct := dict.fromkeys(filter(None, links)):
         lines.append(f"Links: {'; '.join(distinct)}")
     return [

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from simrl.engine.requests import is_plain
 from simrl.extensions import documentation
+from simrl.scenario.presets import ENGINES
 from simrl.speculation.methods import METHODS
 from simrl.systems.recipes import RECIPES
 from simrl.trace.trace import UNSEPARATED
@@ -85,6 +86,10 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
             "sglang"
         )
         and not limits.sglang,
+        f"the host's work without asynchronous scheduling, of which {name} has the times with it": name
+        in ENGINES
+        and "async_scheduling" in ENGINES[name].constants
+        and bool(ENGINES[name].constants["async_scheduling"].value) > engine.async_scheduling,
         "SGLang's own pool for layers with windows: they share blocks as in vLLM": limits.sglang
         and limits.window_groups > 0,
         "SGLang's scheduler beside a decoupled drafter: passes are vLLM's": limits.sglang

@@ -162,6 +162,8 @@ def simulate_point(point: Point, inputs: InputCache) -> Outcome:
             **row,
             "trace_kind": prepared.trace.metadata.kind,
             "profile_kind": prepared.profile.metadata.kind,
-            "without_effect": ", ".join(without_effect(prepared)),
+            "without_effect": "; ".join(
+                f"{key} ({reason})" for key, reason in without_effect(prepared).items()
+            ),
         }
     }

@@ -103,6 +103,26 @@ def test_an_override_of_what_the_file_varies_is_told_and_keeps_json_whole(simrl)
     assert simrl("sweep", "scenario.yaml", "seed=4", "--jobs", "1").err == ""
 
 
+def test_a_system_of_the_file_that_its_name_alone_replaces_is_told(simrl):
+    scenario = (simrl.folder / "scenario.yaml").read_text()
+    systems = "systems: [{name: areal, eta: 4}, verl_colocated]\n"
+    with (simrl.folder / "scenario.yaml").open("w") as file:
+        file.writelines(line for line in scenario.splitlines(True) if "systems" not in line)
+        file.write(systems)
+    said = "simrl: scenario.yaml: systems has {name: areal, eta: 4}; areal runs with its defaults\n"
+    for command in ("run", "compare"):
+        assert simrl(command, "scenario.yaml", "--system", "areal").err == said
+        assert simrl(command, "scenario.yaml", "--system", "verl_colocated").err == ""
+
+
+def test_a_sweep_counts_the_points_at_which_a_setting_has_no_effect(simrl):
+    values = ("training.switch_s=1,3", "systems=verl_colocated,areal")
+    _, out, err = simrl("sweep", "scenario.yaml", *values, "--jobs", "1")
+    assert out, err
+    line = "Without effect at 2 of 4 points: training.switch_s (training has GPUs of its own"
+    assert line in " ".join(out.split())
+
+
 def test_what_replaces_a_variation_is_told_before_anything_is_simulated(simrl, monkeypatch):
     with (simrl.folder / "scenario.yaml").open("a") as file:
         file.write(

@@ -34,6 +34,10 @@ def with_columns(**columns):
     [
         ({"engine": {"preset": "sglang-0.5", "scheduler": "vllm"}}, "SGLang's scheduler"),
         (
+            {"engine": {"preset": "vllm-0.19", "async_scheduling": False}},
+            "the host's work without asynchronous scheduling",
+        ),
+        (
             {"faults": [{"kind": "lost", "worker": 0, "at_s": 1.0, "back_s": 2.0}]},
             "lost with their worker",
         ),

@@ -232,7 +232,18 @@ def unused(**changes: Any) -> dict[str, str]:
             "training.weight_sync_overlap",
             "weight_sync is file, not broadcast",
         ),
-        ({"training": {"checkpoint_every": 2}}, "training.checkpoint_every", "needed together"),
+        ({"training": {"checkpoint_every": 2}}, "training.checkpoint_every", "checkpoint_s is not"),
+        (
+            {"training": {"checkpoint_every": 9, "checkpoint_s": 5.0}},
+            "training.checkpoint_every",
+            "none is due in 3 updates",
+        ),
+        ({"training": {"microbatching": "padded"}}, "training.microbatching", "no pipeline stages"),
+        (
+            {"system": "areal", "framework": "verl-fsdp-0.5", "training": {"offload": "none"}},
+            "training.offload",
+            "lends none",
+        ),
         (
             {"system": "rhymerl", "speculation": {"history_workers": {"prefetch": False}}},
             "speculation.history_workers.prefetch",
@@ -242,7 +253,7 @@ def unused(**changes: Any) -> dict[str, str]:
         (
             {"system": {"name": "rhymerl", "dynamic_sampling": True, "filter_groups": True}},
             "system.filter_groups",
-            "drops groups of equal rewards, too",
+            "has dropped groups of equal rewards",
         ),
         (
             {"engine": {"log_probs": True}, "profile": {"roofline": {}, "least_sequence_s": 0.0}},

@@ -16,7 +16,7 @@ from simrl.analysis.critical_path import PathLink
 from simrl.analysis.explanation import Difference, Explanation, PoolShare, PrefixCache
 from simrl.analysis.gpu_hours import PARTS
 from simrl.profile.hardware import GIB
-from simrl.show.text import Line, aligned, listed, number, plain_table, say, signed
+from simrl.show.text import Line, aligned, grouped, listed, number, plain_table, say, signed
 
 SMALLEST = 0.001  # share of the whole that has its own line
 SHORT_GPU_S = 360.0  # a shorter run is shown in seconds, not hours, as is one with parts of 0 hours
@@ -76,7 +76,10 @@ def print_explanation(e: Explanation, console: Console) -> None:
         "Judge": e.judge,
         "Prefix cache": _prefix_cache(e.prefix_cache) if e.prefix_cache else "",
         "Not modelled": "; ".join(e.not_modelled),
-        "Without effect": "; ".join(f"{key} ({why})" for key, why in e.without_effect.items()),
+        "Without effect": "; ".join(
+            f"{', '.join(keys)} ({why})"
+            for why, keys in grouped((why, key) for key, why in e.without_effect.items()).items()
+        ),
     }
     say(console, *(f"{name}: {fact}." for name, fact in facts.items() if fact))
     if e.agents:

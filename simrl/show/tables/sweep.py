@@ -47,9 +47,14 @@ def print_sweep(planned: SweepPlan, swept: Swept, console: Console) -> None:
             say(console, f"↑ {GROWING}")
         say(console, *left_open(swept.fastest))
         named = (row.get("without_effect") or "" for row in swept.rows)
-        unused = Counter(key for keys in named for key in keys.split(", ") if key)
-        places = ", ".join(f"{key} at {count}" for key, count in unused.items())
-        say(console, *[f"Without effect: {places} of {points} points"] * bool(unused))
+        unused = Counter(words for several in named for words in several.split("; ") if words)
+        say(
+            console,
+            *(
+                f"Without effect at {count} of {points} points: {words}"
+                for words, count in unused.items()
+            ),
+        )
         console.print()
     stored = f", {points - swept.simulated} were there" if swept.simulated < points else ""
     equal = (

@@ -156,7 +156,10 @@ def _refuse_to_replace(target: Path, path: Path, manifest: str | re.Pattern[str]
         )
     files = _files(target)
     if isinstance(manifest, re.Pattern):
-        listed = {file for file in files if manifest.fullmatch(file) and _seal(target / file)}
+        named = [target / file for file in files if manifest.fullmatch(file)]
+        listed = {  # a device, which has no end, is no file
+            str(file.relative_to(target)) for file in named if file.is_file() and _seal(file)
+        }
     else:
         if files and not (target / manifest).is_file():
             raise InputError(

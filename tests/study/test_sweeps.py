@@ -540,6 +540,15 @@ def test_a_device_in_place_of_a_kept_point_is_not_read(file):
         swept(found, Path("out"))
 
 
+def test_a_device_in_place_of_a_part_of_the_table_is_not_read(file):
+    """It has no end, and its seal would be looked for at the end."""
+    part = Path("out/table/system.name=split/part-0.parquet")
+    part.parent.mkdir(parents=True)
+    part.symlink_to("/dev/zero")
+    with pytest.raises(InputError, match=r"part-0.parquet, which simrl did not write"):
+        swept(planned(file, "seed=0", "systems=split"), Path("out"))
+
+
 def test_an_outcome_that_became_another_kind_of_file_does_not_block_its_sweep(file):
     found = planned(file, "seed=0", "systems=split")
     swept(found, Path("out"))

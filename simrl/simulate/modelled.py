@@ -86,7 +86,7 @@ def _of_rollouts(prepared: Prepared) -> Iterator[str]:
             "sglang"
         )
         and not limits.sglang,
-        f"the host's work without asynchronous scheduling, of which {name} has the times with it": name
+        f"the host's work without asynchronous scheduling: {name} has its times with it": name
         in ENGINES
         and "async_scheduling" in ENGINES[name].constants
         and bool(ENGINES[name].constants["async_scheduling"].value) > engine.async_scheduling,

@@ -213,7 +213,7 @@ def wrong(system: str, base: dict[str, Any]) -> Iterator[tuple[str, str]]:
     ],
 )
 def test_every_setting_changes_a_result_or_is_said_to_have_no_effect(system, base):
-    """I45."""
+    """I45: each key, with numbers of many sizes and every value of an enumeration until one counts."""
     hidden = AS_USUAL | HIDDEN.get(base, set()) | IN_SYSTEM.get(system, set())
     assert [words for key, words in wrong(system, BASES[base]) if key not in hidden] == []
 

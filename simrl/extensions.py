@@ -108,8 +108,8 @@ class Extended(Mapping[str, Callable[..., T]]):
             kind = "async def" if inspect.isroutine(function) else type(function).__name__
             raise InputError(f"{place}: is no function but {kind}; name a function there")
         try:
-            parameters = inspect.signature(function).parameters.values()
-        except (ValueError, TypeError) as error:
+            parameters = inspect.signature(function, eval_str=True).parameters.values()
+        except Exception as error:  # an annotation may be any code
             raise InputError(
                 f"{place}: its parameters are unknown ({first_line(error)}); name a function there"
             ) from error

@@ -102,6 +102,7 @@ def test_nothing_of_a_package_is_imported_before_it_is_asked_for(simrl: CommandL
         ("mine = 3", "is no function but int"),
         ("async def mine(): return 3", "is no function but async def"),
         ("import functools\nmine = functools.partial(dict)", "is no function but partial"),
+        ("def mine(share: 'Nowhere' = 3): ...", "its parameters are unknown (name 'Nowhere'"),
         ("def mine(share): ...", "must be given share"),
         ("def mine(*, share): ...", "must be given share"),
         ("def mine(): return 7", "its function returns int, not a System; correct it"),
@@ -137,6 +138,13 @@ def test_a_name_that_simrl_has_itself_is_refused_and_not_replaced(simrl: Command
         "run", "scenario.yaml", "--system", "areal"
     )
     assert simrl("run", "scenario.yaml", "--system", "verl_colocated").code == 0
+
+
+def test_a_method_called_none_does_not_keep_others_from_the_list(simrl: CommandLine, site: Path):
+    add(site, "simrl.speculation", "none", "def mine(): return 3")
+    listed = simrl("speculation")
+    assert listed.code == 0 and "histospec" in listed.out
+    assert "'none' means no drafts; rename it" in listed.err
 
 
 def test_an_importer_with_a_name_of_simrls_own_is_refused(simrl: CommandLine, site: Path):

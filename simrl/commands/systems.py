@@ -173,7 +173,8 @@ def _method(name: str) -> Page:
     from simrl.speculation.methods import METHODS, make_speculation
 
     method, made = METHODS[name], make_speculation(name)
-    assert made is not None
+    if made is None:
+        raise InputError(f"speculation {name!r} means no drafts; rename it in its package")
     return {
         "name": name,
         "drafter": made.model or made.drafter,

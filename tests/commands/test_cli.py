@@ -109,9 +109,9 @@ def test_a_system_of_the_file_that_its_name_alone_replaces_is_told(simrl):
     with (simrl.folder / "scenario.yaml").open("w") as file:
         file.writelines(line for line in scenario.splitlines(True) if "systems" not in line)
         file.write(systems)
-    said = "simrl: scenario.yaml: systems has {name: areal, eta: 4}; areal runs with its defaults\n"
+    line = "simrl: scenario.yaml: systems has {name: areal, eta: 4}; areal runs with its defaults\n"
     for command in ("run", "compare"):
-        assert simrl(command, "scenario.yaml", "--system", "areal").err == said
+        assert simrl(command, "scenario.yaml", "--system", "areal").err == line
         assert simrl(command, "scenario.yaml", "--system", "verl_colocated").err == ""
 
 
